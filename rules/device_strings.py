@@ -1,0 +1,210 @@
+"""TPU101: strings that name a CUDA device, in every syntactic form."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tpumigrate.edits import Edit, Fix, remove_arguments, replace
+from tpumigrate.model import parent
+from tpumigrate.rule import Context, Report, rule
+
+from ._common import device_string, is_pure
+from ._devices import DeviceText, device_text, in_device_position, in_test_decorator, option_choices, quote
+
+
+@rule("TPU101", "device-string", anchors=("cuda", "xla"))
+def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call, ctx: Context) -> Iterator[Report]:
+    """A string names a CUDA device where the TPU's is wanted.
+
+    ## What it does
+    Finds `"cuda"`, `"cuda:0"`, `f"cuda:{rank}"`, `"cuda:%d" % i`, `"cuda:{}".format(i)` and `"cuda:" + str(i)` where
+    a device is meant: `device=`, `.to()`, `torch.device()`, default arguments, command line options, variables and
+    fields named after a device. The index goes, because each TPU process owns one device. Strings elsewhere
+    (messages, keys, file names) stay.
+
+    ## Why it matters on a TPU
+    `device="cuda"` raises "Found no NVIDIA driver" or "Torch not compiled with CUDA enabled"; `"xla:1"` raises in
+    a process that owns one device, and `"tpu:1"` silently lands on device 0.
+
+    ## Example
+    ```python
+    import torch
+
+    device = torch.device("cuda")
+    x = torch.zeros(2, device='cuda:0')
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import torch
+    import torch_xla  # noqa: F401  registers the device
+
+    device = torch.device("xla")
+    x = torch.zeros(2, device='xla')
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import torch
+
+    device = torch.device("tpu")
+    x = torch.zeros(2, device='tpu')
+    ```
+
+    ## Example: computed index
+    ```python
+    import torch
+
+    def make(n, idx=0, device="cuda"):
+        a = torch.zeros(n, device=torch.device("cuda", idx))
+        b = torch.ones(n).to(f"cuda:{idx}", torch.float32)
+        return a, b, torch.ones(n, device="cuda:" + str(idx))
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import torch
+    import torch_xla  # noqa: F401  registers the device
+
+    def make(n, idx=0, device="xla"):
+        a = torch.zeros(n, device=torch.device("xla"))
+        b = torch.ones(n).to("xla", torch.float32)
+        return a, b, torch.ones(n, device="xla")
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import torch
+
+    def make(n, idx=0, device="tpu"):
+        a = torch.zeros(n, device=torch.device("tpu"))
+        b = torch.ones(n).to("tpu", torch.float32)
+        return a, b, torch.ones(n, device="tpu")
+    ```
+
+    ## Example: an option with choices
+    ```python
+    import argparse
+    import torch
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import argparse
+    import torch
+    import torch_xla  # noqa: F401  registers the device
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=["cpu", "cuda", "xla"], default="xla")
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import argparse
+    import torch
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=["cpu", "cuda", "tpu"], default="tpu")
+    ```
+
+    ## Not flagged
+    ```python
+    import torch
+
+    print("cuda")
+    TABLE = {"cuda": 1, "cuda_home": "/usr/local/cuda"}
+    url = "https://example.org/cuda"
+    raise RuntimeError("cuda: out of memory")
+    ```
+    ```python
+    import torch
+
+    x = torch.zeros(2, device="cpu")
+    name = f"cuda kernels: {x}"
+    ```
+    ```python
+    device = "cuda"  # no torch in this file
+    ```
+
+    ## Fix safety
+    Safe for one device. A literal index above 0 means that the program places its parts on several devices of one
+    process; that fix is unsafe, since all parts land on the same device.
+
+    ## References
+    torch.device; `torch.device("xla")` needs `import torch_xla`, `torch.device("tpu")` is loaded with torch.
+    """
+    found = device_text(node, ctx)
+    if found is None or in_test_decorator(node) or not _knows_torch(ctx):
+        return
+    above = parent(node)
+    if isinstance(above, ast.BinOp | ast.Attribute | ast.JoinedStr) and device_text(above, ctx):
+        return  # part of a longer device string
+    place = in_device_position(found.node, ctx)
+    message = f"{ctx.text(node)} names a device that a TPU host does not have; the TPU is \"{ctx.device}\""
+    if place is False:
+        return
+    if place is None:
+        yield Report(node, message, unfixed="it may not be a device: where it ends up is not clear", severity="warning")
+    elif not all(is_pure(part) for part in found.parts):
+        yield Report(node, message, unfixed="computing the index has effects")
+    else:
+        edits = [replace(ctx.source, found.node, device_string(ctx, quote(ctx.text(_first_literal(found.node)))))]
+        edits.extend(_index_argument(found, ctx))
+        edits.extend(_choices(found, ctx))
+        yield Report(node, message, Fix(tuple(edits), safe=not found.index))
+
+
+def _first_literal(node: ast.expr) -> ast.expr:
+    if isinstance(node, ast.BinOp):
+        return node.left
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.value
+    return node
+
+
+def _knows_torch(ctx: Context) -> bool:
+    """Whether torch, or a module of the project that may hand the device on to torch, is at work in the file."""
+    return "torch" in ctx.source.text and any(
+        name.partition(".")[0].startswith("torch")
+        for bindings in _imports(ctx)
+        for name in bindings
+    )
+
+
+def _imports(ctx: Context) -> Iterator[list[str]]:
+    for scope in ctx.model.scopes.values():
+        for bindings in scope.bindings.values():
+            names = [binding.qualname for binding in bindings if binding.kind in ("import", "star")]
+            if names:
+                yield names
+
+
+def _index_argument(found: DeviceText, ctx: Context) -> list[Edit]:
+    """Take the index out of `torch.device("cuda", index)`."""
+    above = parent(found.node)
+    call = parent(above) if isinstance(above, ast.keyword) else above
+    if not isinstance(call, ast.Call) or ctx.qualname(call.func) != "torch.device":
+        return []
+    index = ctx.arg(call, "index", 1)
+    if index is None or not is_pure(index):
+        return []
+    gone = next((keyword for keyword in call.keywords if keyword.value is index), index)
+    return remove_arguments(ctx.source, call, [gone])
+
+
+def _choices(found: DeviceText, ctx: Context) -> list[Edit]:
+    """Add the target to the choices of the option whose default this is."""
+    keyword = parent(found.node)
+    call = parent(keyword) if isinstance(keyword, ast.keyword) else None
+    if not isinstance(call, ast.Call) or not isinstance(keyword, ast.keyword) or keyword.arg != "default":
+        return []
+    choices = list(option_choices(call))
+    if not choices or any(isinstance(item, ast.Constant) and item.value == ctx.device for item in choices):
+        return []
+    end = ctx.source.span(choices[-1])[1]
+    mark = quote(ctx.text(choices[-1]))
+    return [Edit(end, end, f", {mark}{ctx.device}{mark}")]

@@ -1,0 +1,1 @@
+"""Tables of API facts, one a target, read by tpumigrate.tables."""

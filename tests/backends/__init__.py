@@ -1,0 +1,1 @@
+"""Programs run on the real backends: fork servers, the TorchTPU simulator, a CPU reference."""

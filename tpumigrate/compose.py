@@ -1,0 +1,106 @@
+"""Fixes of one file put together: which go in one round, and the text that comes out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tpumigrate.deletion import delete_statements
+from tpumigrate.edits import Edit, Fix
+from tpumigrate.imports import CannotImport, Importer
+from tpumigrate.model import Model, parent
+
+
+class CannotQuote(Exception):
+    """An edit inside an f-string needs a quote that may not stand there."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """edits: final, sorted and without overlap; applied: indices of the fixes that are in; refused: index to reason"""
+
+    edits: list[Edit]
+    applied: list[int]
+    refused: dict[int, str]
+
+
+def compose(model: Model, fixes: Sequence[Fix]) -> Composed:
+    """Choose, in order, the fixes that do not overlap, and resolve their deletions and imports."""
+    importer = Importer(model)
+    taken: list[Edit] = []
+    applied: list[int] = []
+    refused: dict[int, str] = {}
+    deletes = []
+    for index, fix in enumerate(fixes):
+        spans = [*fix.edits, *(Edit(*model.source.span(stmt), "") for stmt in fix.deletes)]
+        if any(_overlap(edit, other) for edit in spans for other in taken):
+            continue
+        try:
+            expanded = [_requoted(model, importer.expand(edit)) for edit in fix.edits]
+        except (CannotImport, CannotQuote) as error:
+            refused[index] = str(error)
+            continue
+        taken.extend([*expanded, *spans[len(fix.edits) :]])
+        deletes.extend(fix.deletes)
+        applied.append(index)
+    removed = delete_statements(model, deletes)
+    deleted = {id(stmt) for stmt in deletes}
+    statement_spans = {Edit(*model.source.span(stmt), "") for stmt in deletes if id(stmt) in deleted}
+    edits = [edit for edit in taken if edit not in statement_spans and not any(_inside(edit, gone) for gone in removed)]
+    return Composed(sorted([*edits, *removed, *importer.edits()]), applied, refused)
+
+
+def apply(text: str, edits: Iterable[Edit]) -> str:
+    """`text` with sorted, non-overlapping edits made."""
+    parts = []
+    position = 0
+    for edit in edits:
+        parts.append(text[position : edit.start])
+        parts.append(edit.text)
+        position = max(position, edit.end)
+    parts.append(text[position:])
+    return "".join(parts)
+
+
+def _requoted(model: Model, edit: Edit) -> Edit:
+    """The edit with quotes that may stand inside the f-strings around it (before Python 3.12 no quote may repeat).
+
+    Raises CannotQuote when no kind of quote is left.
+    """
+    used = set(edit.text) & {'"', "'"}
+    taken = _quotes_around(model, edit) if used or "\\" in edit.text else set()
+    if not taken or not (used & taken or "\\" in edit.text):
+        return edit
+    free = {'"', "'"} - taken
+    if len(used) != 1 or not free or "\\" in edit.text:
+        raise CannotQuote("no quote is left inside this f-string: assign the value to a name before it")
+    return edit._replace(text=edit.text.replace(used.pop(), free.pop()))
+
+
+def _quotes_around(model: Model, edit: Edit) -> set[str]:
+    """Delimiters of the single-quoted f-strings that an edit lies in."""
+    source = model.source
+    found: set[str] = set()
+    for node in model.nodes(ast.JoinedStr):
+        start, end = source.span(node)
+        above = parent(node)
+        is_format = isinstance(above, ast.FormattedValue) and above.format_spec is node
+        if is_format or not (start < edit.start and edit.end < end):
+            continue
+        for token in source.tokens(start, end):
+            if token.kind == "string" and token.start < edit.start and edit.end < token.end:
+                outer = re.match(r"[a-zA-Z]*(\"\"\"|'''|\"|')", token.text)
+                found.add(outer[1] if outer else '"')
+    return {quote for quote in found if len(quote) == 1}
+
+
+def _overlap(one: Edit, other: Edit) -> bool:
+    if one.start == one.end and other.start == other.end:
+        return False  # two insertions
+    return one.start < other.end and other.start < one.end
+
+
+def _inside(edit: Edit, gone: Edit) -> bool:
+    return gone.start <= edit.start and edit.end <= gone.end and gone.start < gone.end

@@ -1,0 +1,311 @@
+"""Changes of text: what a fix is made of, and how one is built from nodes.
+
+An edit's text may hold markers for names that must be imported: `name("torch_xla.runtime") + ".world_size()"`.
+They are spelled, and the imports added, when edits are put together (tpumigrate.compose), because how a module
+is called depends on the whole file.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tpumigrate.model import parent
+from tpumigrate.source import Source
+
+MARKER = re.compile("\0([\\w.!]+)\0")
+
+
+class Edit(NamedTuple):
+    """Put `text` in place of the characters from `start` to `end`."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """Edits that belong together: all of them or none.
+
+    deletes: statements to remove; a block that would be left empty gets `pass`
+    safe: same meaning on the target (numerics only as its native precision implies); unsafe fixes need --unsafe
+    """
+
+    edits: tuple[Edit, ...] = ()
+    deletes: tuple[ast.stmt, ...] = ()
+    safe: bool = True
+
+
+def name(dotted: str) -> str:
+    """A marker for the module `dotted`, imported and spelled as the file spells it."""
+    return f"\0{dotted}\0"
+
+
+def load(dotted: str) -> str:
+    """A marker that leaves no text but has the module imported for its side effect."""
+    return f"\0!{dotted}\0"
+
+
+def template(text: str) -> str:
+    """`{torch_xla}.sync()` as a text with markers."""
+    return re.sub(r"\{([A-Za-z_][\w.]*)\}", lambda match: name(match[1]), text)
+
+
+# -- building edits ----------------------------------------------------------------------------------------
+
+_TIGHT = (ast.Attribute, ast.Call, ast.Subscript, ast.Await, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Starred)
+
+
+def replace(source: Source, node: ast.AST, text: str) -> Edit:
+    """Replace an expression; parentheses are added where `text` would bind looser than its place."""
+    start, end = source.span(node)
+    above = parent(node)
+    loose = isinstance(above, _TIGHT) and not _is_atom(text)
+    if isinstance(above, ast.Call) and above.func is not node:
+        loose = False
+    if isinstance(above, ast.Subscript) and above.value is not node:
+        loose = False
+    if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.Not) and not _has_boolean(text):
+        loose = False
+    return Edit(start, end, f"({text})" if loose else text)
+
+
+def _parsed(text: str) -> ast.expr | None:
+    try:
+        return ast.parse(MARKER.sub(lambda m: "" if m[1].startswith("!") else "m", text).strip(), mode="eval").body
+    except SyntaxError:
+        return None
+
+
+def _is_atom(text: str) -> bool:
+    return isinstance(
+        _parsed(text),
+        (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set),
+    )
+
+
+def _has_boolean(text: str) -> bool:
+    return isinstance(_parsed(text), (ast.BoolOp, ast.IfExp, ast.Lambda))
+
+
+def call_parentheses(source: Source, call: ast.Call) -> tuple[int, int]:
+    """Offsets of the opening parenthesis of a call and of the one after its closing parenthesis."""
+    _, func_end = source.span(call.func)
+    _, end = source.span(call)
+    for token in source.tokens(func_end, end):
+        if token.text == "(":
+            return token.start, end
+    return func_end, end
+
+
+def argument_span(source: Source, argument: ast.expr | ast.keyword) -> tuple[int, int]:
+    """Span of an argument with its keyword, star and own parentheses."""
+    above = argument if isinstance(argument, ast.keyword) else parent(argument)
+    if isinstance(above, ast.keyword):
+        argument = above
+        above = parent(argument)
+    if isinstance(argument, ast.keyword) and isinstance(parent(argument), ast.Call):
+        above = parent(argument)
+    assert isinstance(above, ast.Call)
+    start, end = source.span(argument)
+    if isinstance(argument, ast.keyword):
+        end = _past_parentheses(source, end, call_parentheses(source, above)[1] - 1)
+        if argument.arg is None:  # **kwargs: the node spans the value alone or with its stars
+            start = source.text.rindex("**", 0, end)
+    else:
+        opening, closing = call_parentheses(source, above)
+        end = _past_parentheses(source, end, closing - 1)
+        depth_start = start
+        before = list(source.tokens(opening + 1, start))
+        while before and before[-1].kind in ("space", "newline", "comment"):
+            before.pop()
+        while before and before[-1].text == "(":
+            depth_start = before.pop().start
+            while before and before[-1].kind in ("space", "newline", "comment"):
+                before.pop()
+        start = depth_start
+    return start, end
+
+
+def _past_parentheses(source: Source, end: int, limit: int) -> int:
+    """`end` moved over closing parentheses that belong to the expression itself."""
+    for token in source.tokens(end, limit):
+        if token.text == ")":
+            end = token.end
+        elif token.kind not in ("space", "newline", "comment"):
+            break
+    return end
+
+
+def remove_arguments(source: Source, call: ast.Call, arguments: list[ast.expr | ast.keyword]) -> list[Edit]:
+    """Take arguments out of a call with their commas; comments that stand on lines of their own stay."""
+    opening, closing = call_parentheses(source, call)
+    every: list[ast.expr | ast.keyword] = sorted(
+        [*call.args, *call.keywords], key=lambda item: source.span(item)[0]
+    )
+    spans = [argument_span(source, item) for item in every]
+    gone = {id(item) for item in arguments}
+    if len(gone) == len(every):
+        inner = list(source.tokens(opening + 1, closing - 1))
+        if not any(token.kind == "comment" for token in inner):
+            return [Edit(opening + 1, closing - 1, "")]
+    edits = []
+    kept_later = False
+    for index in range(len(every) - 1, -1, -1):
+        start, end = spans[index]
+        if id(every[index]) not in gone:
+            kept_later = True
+            continue
+        limit = spans[index + 1][0] if index + 1 < len(every) else closing - 1
+        alone = source.text[source.line_start(start) : start].strip() == ""
+        if alone or kept_later or index == 0:
+            end = _after_comma(source, end, limit, whole_line=alone)
+            if alone and source.text[end - 1 : end] in ("\n", "\r"):
+                start = source.line_start(start)  # the line held nothing else
+        else:  # the last ones of a line: take the comma before
+            start = spans[index - 1][1]
+        edits.append(Edit(start, end, ""))
+    return _merged(edits)
+
+
+def _after_comma(source: Source, end: int, limit: int, *, whole_line: bool) -> int:
+    """Offset after the comma that follows an argument; with `whole_line`, after its line end if nothing follows."""
+    comma = None
+    for token in source.tokens(end, limit):
+        if token.text == ",":
+            comma = token.end
+            break
+        if token.kind not in ("space", "newline", "comment"):
+            break
+    if comma is None and not whole_line:
+        return end
+    stop = end if comma is None else comma
+    for token in source.tokens(stop, limit):
+        if token.kind == "space":
+            stop = token.end
+        elif token.kind == "newline":
+            return token.end if whole_line else stop
+        else:
+            break
+    return stop
+
+
+def _merged(edits: list[Edit]) -> list[Edit]:
+    """Deletions that touch or overlap, as one."""
+    merged: list[Edit] = []
+    for edit in sorted(edits):
+        if merged and edit.start <= merged[-1].end:
+            merged[-1] = Edit(merged[-1].start, max(merged[-1].end, edit.end), "")
+        else:
+            merged.append(edit)
+    return merged
+
+
+def add_argument(source: Source, call: ast.Call, text: str, gone: int = 0) -> Edit:
+    """Append an argument to a call, in the layout that the call has.
+
+    gone: how many of its arguments the same fix removes
+    """
+    opening, closing = call_parentheses(source, call)
+    every = [*call.args, *call.keywords]
+    if len(every) <= gone:
+        return Edit(closing - 1, closing - 1, text)
+    last = max(every, key=lambda item: source.span(item)[1])
+    _, end = argument_span(source, last)
+    comma = any(token.text == "," for token in source.tokens(end, closing - 1))
+    line = source.line_start(closing - 1)
+    if source.text[line : closing - 1].strip() == "" and comma:  # one argument a line, trailing comma
+        first, _ = argument_span(source, last)
+        indent = source.indent(first)
+        return Edit(line, line, f"{indent}{text},{source.newline}")
+    if comma:
+        return Edit(closing - 1, closing - 1, f" {text}" if source.text[closing - 2] == "," else text)
+    return Edit(end, end, f", {text}")
+
+
+def rename_method(source: Source, attribute: ast.Attribute, text: str) -> Edit:
+    """Replace the last name of `receiver.name`."""
+    _, end = source.span(attribute)
+    return Edit(end - len(attribute.attr), end, text)
+
+
+def unwrap_with(source: Source, with_: ast.With | ast.AsyncWith, items: list[ast.withitem]) -> list[Edit]:
+    """Take items out of a `with`; when none is left its body is de-indented.  [] when that can't be done."""
+    if len(items) == len(with_.items):
+        return _dedent(source, with_)
+    edits = []
+    every = with_.items
+    spans = [_item_span(source, with_, item) for item in every]
+    gone = {id(item) for item in items}
+    for index, item in enumerate(every):
+        if id(item) in gone:
+            start, end = spans[index]
+            if index + 1 < len(every):
+                end = spans[index + 1][0]
+            else:
+                start = spans[index - 1][1]
+            edits.append(Edit(start, end, ""))
+    return _merged(edits)
+
+
+def _item_span(source: Source, with_: ast.With | ast.AsyncWith, item: ast.withitem) -> tuple[int, int]:
+    start, end = source.span(item.context_expr)
+    if item.optional_vars is not None:
+        end = source.span(item.optional_vars)[1]
+    return start, end
+
+
+def _dedent(source: Source, with_: ast.With | ast.AsyncWith) -> list[Edit]:
+    start, end = source.span(with_)
+    first = source.span(with_.body[0])[0]
+    header_line = source.line_start(start)
+    outer = source.text[header_line:start]
+    if outer.strip():
+        return []  # `async with` after something, or a `;` line
+    if source.line_start(first) == header_line or source.position(first)[0] == source.position(start)[0]:
+        return [Edit(start, first, "")]  # `with x: y`
+    inner = source.indent(first)
+    if not inner.startswith(outer):
+        return []
+    extra = len(inner) - len(outer)
+    inside = _inside_strings(source, with_)
+    body_line = source.line_start(first)
+    header_end = _header_end(source, with_)
+    kept = _comments_between(source, header_end, body_line)
+    edits = [Edit(header_line, body_line, "".join(outer + text + source.newline for text in kept))]
+    line = source.position(body_line)[0]
+    last = source.position(end)[0]
+    for number in range(line, last + 1):
+        row = source.line_starts[number - 1]
+        if number in inside:
+            continue
+        if source.text.startswith(inner, row):
+            edits.append(Edit(row + len(outer), row + len(outer) + extra, ""))
+    return edits
+
+
+def _header_end(source: Source, with_: ast.With | ast.AsyncWith) -> int:
+    """Offset after the colon of the header."""
+    last = with_.items[-1]
+    end = _item_span(source, with_, last)[1]
+    for token in source.tokens(end, source.span(with_.body[0])[0]):
+        if token.text == ":":
+            return token.end
+    return end
+
+
+def _comments_between(source: Source, start: int, end: int) -> list[str]:
+    return [token.text for token in source.tokens(start, end) if token.kind == "comment"]
+
+
+def _inside_strings(source: Source, node: ast.AST) -> set[int]:
+    """Numbers of lines that begin inside a string, whose white space is text."""
+    lines: set[int] = set()
+    for token in source.tokens(*source.span(node)):
+        if token.kind == "string" and ("\n" in token.text or "\r" in token.text):
+            first, last = source.position(token.start)[0], source.position(token.end)[0]
+            lines.update(range(first + 1, last + 1))
+    return lines

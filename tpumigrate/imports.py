@@ -1,0 +1,276 @@
+"""Imports that fixes need, and imports that fixes leave without use.
+
+Both are edits like any other: added after the file's own torch imports, never above the docstring or `__future__`;
+removed name by name, only when the name had uses before the fix and has none after it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from tpumigrate.deletion import delete_statements
+from tpumigrate.edits import MARKER, Edit
+from tpumigrate.model import Model, parent, parents
+from tpumigrate.source import Source
+
+# How the field spells these modules; any other module is imported under its own name.
+ALIASES = {
+    "torch_xla.core.xla_model": "xm",
+    "torch_xla.runtime": "xr",
+    "torch_xla.distributed.parallel_loader": "pl",
+    "torch_xla.debug.profiler": "xp",
+    "torch.distributed": "dist",
+}
+
+
+class CannotImport(Exception):
+    """The name that an import would bind already means something else in the file."""
+
+
+class Importer:
+    """Spells modules for edits of one file and collects the imports this takes."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._needed: dict[str, None] = {}  # import statements, in order
+        self._loaded: dict[str, None] = {}  # modules imported for what importing them does
+
+    def expand(self, edit: Edit) -> Edit:
+        """The edit with its markers spelled.  Raises CannotImport."""
+        if "\0" not in edit.text:
+            return edit
+        text = MARKER.sub(lambda match: self._spell(match[1], edit.start), edit.text)
+        return edit._replace(text=text)
+
+    def _spell(self, module: str, position: int) -> str:
+        if module.startswith("!"):
+            if not self._imported(module[1:]):
+                self._loaded[module[1:]] = None
+            return ""
+        known = self._known_name(module)
+        if known:
+            return known
+        alias = ALIASES.get(module, "")
+        if alias and not self._model.binds(alias):
+            self._needed[f"import {module} as {alias}"] = None
+            return alias
+        root = module.partition(".")[0]
+        taken = [
+            binding
+            for scope in self._model.scopes.values()
+            for binding in scope.bindings.get(root, [])
+            if not (binding.kind == "import" and binding.qualname.partition(".")[0] == root)
+        ]
+        if taken:
+            raise CannotImport(f"the name {root!r} is used for something else in this file")
+        self._needed[f"import {module}"] = None
+        return module
+
+    def _known_name(self, module: str) -> str:
+        """How the file's own module-level imports already spell `module`, "" when they do not."""
+        for node in self._top_imports():
+            for alias in node.names:
+                if isinstance(node, ast.Import):
+                    dotted, bound = alias.name, alias.asname or alias.name
+                else:
+                    dotted, bound = f"{node.module}.{alias.name}", alias.asname or alias.name
+                if dotted == module and self._means_only(bound.partition(".")[0], dotted):
+                    return bound
+        if module == "torch" and self._means_only("torch", "torch") and self._imports("torch"):
+            return "torch"  # `import torch.nn as nn` does not bind it, `import torch.cuda` does
+        return ""
+
+    def _means_only(self, bound: str, dotted: str) -> bool:
+        """Whether `bound` is given a meaning by imports of `dotted` or its parents alone, in every scope."""
+        bindings = [item for scope in self._model.scopes.values() for item in scope.bindings.get(bound, [])]
+        return bool(bindings) and all(
+            item.kind == "import" and (dotted + ".").startswith(item.qualname + ".") for item in bindings
+        )
+
+    def _top_imports(self) -> list[ast.Import | ast.ImportFrom]:
+        return [node for node in self._model.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+
+    def _imports(self, package: str) -> bool:
+        """Whether a module-level import binds the top package itself."""
+        return any(
+            isinstance(node, ast.Import)
+            and any(alias.asname is None and alias.name.partition(".")[0] == package for alias in node.names)
+            for node in self._top_imports()
+        )
+
+    def _imported(self, package: str) -> bool:
+        """Whether any module-level import loads the package."""
+        return any(
+            alias.name.partition(".")[0] == package
+            if isinstance(node, ast.Import)
+            else not node.level and (node.module or "").partition(".")[0] == package
+            for node in self._top_imports()
+            for alias in node.names
+        )
+
+    def edits(self) -> list[Edit]:
+        """Edits that add the imports collected by `expand`."""
+        lines = sorted(self._needed, key=lambda line: line.split()[1])
+        for module in self._loaded:
+            if not any(line.split()[1].partition(".")[0] == module for line in lines):
+                lines.append(f"import {module}  # noqa: F401  registers the device")
+        if not lines:
+            return []
+        torch_first = [line for line in lines if line == "import torch"]
+        others = [line for line in lines if line != "import torch"]
+        edits = []
+        if torch_first:
+            edits.append(self._insertion(torch_first, before_torch=True))
+        if others:
+            edits.append(self._insertion(others, before_torch=False))
+        if len(edits) == 2 and edits[0].start == edits[1].start:
+            edits = [Edit(edits[0].start, edits[0].end, edits[0].text + edits[1].text)]
+        return edits
+
+    def _insertion(self, lines: list[str], *, before_torch: bool) -> Edit:
+        source = self._model.source
+        text = "".join(line + source.newline for line in lines)
+        body = self._model.tree.body
+        plain = [
+            node
+            for node in body
+            if isinstance(node, ast.Import)
+            and any(alias.name.partition(".")[0] in ("torch", "torch_xla") for alias in node.names)
+        ]
+        if plain and not before_torch:
+            return self._after(_first_run(body, plain), text)
+        from_torch = [
+            node
+            for node in body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch" and not node.level
+        ]
+        candidates = plain or from_torch
+        if candidates:
+            start = source.line_start(source.span(candidates[0])[0])
+            return Edit(start, start, text)
+        anchor = _header_end(body)
+        if anchor is None:
+            start = source.line_start(source.span(body[0])[0]) if body else 0
+            decorated = getattr(body[0], "decorator_list", None) if body else None
+            if decorated:
+                start = source.line_start(source.span(decorated[0])[0])
+            return Edit(start, start, text)
+        return self._after(anchor, text)
+
+    def _after(self, node: ast.stmt, text: str) -> Edit:
+        source = self._model.source
+        end = source.line_end(source.span(node)[1])
+        if end == len(source.text) and not source.text.endswith(("\n", "\r")):
+            return Edit(end, end, source.newline + text.removesuffix(source.newline))
+        return Edit(end, end, text)
+
+
+def _first_run(body: list[ast.stmt], plain: list[ast.Import]) -> ast.stmt:
+    """The last of the plain torch imports that stand together at the first one."""
+    last: ast.stmt = plain[0]
+    index = body.index(plain[0])
+    for node in body[index + 1 :]:
+        if isinstance(node, ast.Import) and node in plain:
+            last = node
+        else:
+            break
+    return last
+
+
+def _header_end(body: list[ast.stmt]) -> ast.stmt | None:
+    """The statement after which imports may stand: the last of the first imports, else docstring or __future__."""
+    anchor: ast.stmt | None = None
+    for node in body:
+        is_docstring = (
+            node is body[0]
+            and isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        )
+        if is_docstring or isinstance(node, ast.Import | ast.ImportFrom):
+            anchor = node
+        else:
+            break
+    return anchor
+
+
+def drop_unused(before: Model, after: Model, *, is_package: bool = False) -> list[Edit]:
+    """Edits on `after` that remove module-level and local imports whose last use a fix took away."""
+    if is_package:
+        return []  # names of an __init__.py are its interface
+    exported = _exported(after)
+    used_before, used_after = _used_names(before), _used_names(after)
+    orphans = {name for name in used_before - used_after if name not in exported}
+    edits: list[Edit] = []
+    whole: list[ast.stmt] = []
+    for kind in (ast.Import, ast.ImportFrom):
+        for node in after.nodes(kind):
+            if _is_guarded(node):
+                continue
+            gone = [alias for alias in node.names if _bound(node, alias) in orphans]  # type: ignore[attr-defined]
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                continue
+            if gone and len(gone) == len(node.names):  # type: ignore[attr-defined]
+                whole.append(node)  # type: ignore[arg-type]
+            elif gone:
+                edits.extend(_remove_aliases(after, node, gone))  # type: ignore[arg-type]
+    return [*edits, *delete_statements(after, whole)]
+
+
+def _used_names(model: Model) -> set[str]:
+    return {node.id for node in model.nodes(ast.Name) if not isinstance(node.ctx, ast.Store)} | _annotation_words(model)
+
+
+def _annotation_words(model: Model) -> set[str]:
+    """Names inside string annotations."""
+    words: set[str] = set()
+    for node in model.nodes(ast.Constant):
+        above = parent(node)
+        if isinstance(node.value, str) and isinstance(above, ast.arg | ast.AnnAssign | ast.Subscript | ast.FunctionDef):
+            words.update(part for part in node.value.replace("[", ".").replace("|", ".").split(".") if part)
+    return words
+
+
+def _exported(model: Model) -> set[str]:
+    for node in model.tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            return {item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+    return set()
+
+
+def _bound(node: ast.AST, alias: ast.alias) -> str:
+    if alias.asname:
+        return alias.asname
+    return alias.name.partition(".")[0] if isinstance(node, ast.Import) else alias.name
+
+
+def _is_guarded(node: ast.AST) -> bool:
+    return any(isinstance(above, ast.Try | ast.If | ast.ExceptHandler) for above in parents(node))
+
+
+def _remove_aliases(model: Model, node: ast.Import | ast.ImportFrom, gone: Iterable[ast.alias]) -> list[Edit]:
+    """Take some names out of an import statement, of which at least one stays; comments stay."""
+    source = model.source
+    going = {id(alias) for alias in gone}
+    names = node.names
+    last_kept = max(index for index, alias in enumerate(names) if id(alias) not in going)
+    edits: list[Edit] = []
+    for index, alias in enumerate(names[:last_kept]):
+        if id(alias) in going:
+            start, stop = source.span(alias)[0], source.span(names[index + 1])[0]
+            edits.append(Edit(start, _first_comment(source, start, stop), ""))
+    if last_kept + 1 < len(names):
+        start, stop = source.span(names[last_kept])[1], source.span(names[-1])[1]
+        if _first_comment(source, start, stop) == stop:
+            edits.append(Edit(start, stop, ""))
+        else:
+            for alias in names[last_kept + 1 :]:
+                first, end = source.span(alias)
+                comma = next((t.end for t in source.tokens(end, source.span(node)[1]) if t.kind != "space"), end)
+                edits.append(Edit(first, comma if source.text[comma - 1] == "," else end, ""))
+    return edits
+
+
+def _first_comment(source: Source, start: int, stop: int) -> int:
+    return next((token.start for token in source.tokens(start, stop) if token.kind == "comment"), stop)

@@ -1,0 +1,1 @@
+"""Reporters: findings as text for people and as data for machines."""
