@@ -1,4 +1,4 @@
-"""Every check of the project: ``python -m nox``. It reuses its environments; ``nox -R`` installs nothing at all.
+"""Every check of the project: ``python -m nox``. Environments are reused; ``nox -R`` installs nothing at all.
 
 The tests run in an environment of their own, without torch, and reach PyTorch/XLA and TorchTPU through fork
 servers in the environments of the sessions ``xla`` and ``tpu``.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpumigrate.edits import Edit, Fix, call_parentheses, remove_arguments, rename_method
+from tpumigrate.edits import Edit, Fix, call_parentheses, rename_method
 from tpumigrate.model import argument
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import device_string, imports_torch, is_pure
+from ._devices import SPECIAL_CALLS
 
 
 @rule("TPU102", "cuda-method", anchors=(".cuda",))
@@ -122,3 +123,132 @@ def _is_torch_receiver(receiver: ast.expr, ctx: Context) -> bool:
 def _may_be_foreign(receiver: ast.expr, ctx: Context) -> bool:
     """Whether an object of unknown kind may be of a project class with a `cuda()` of its own and no `to()`."""
     return bool(ctx.project.foreign_cuda) and not ctx.kind(receiver)
+
+
+@rule("TPU104", "integer-device", anchors=(".to(", "device=", "torch.device("))
+def integer_device(node: ast.Call, ctx: Context) -> Iterator[Report]:
+    """Names a device by a number: `.to(0)`, `.to(local_rank)`, `torch.device(0)`, `device=0`.
+
+    ## What it does
+    Finds numbers where a device is wanted, when the value is known to be an integer, and writes the target's device.
+    `.to(dtype)` and `.to(other)` stay.
+
+    ## Why it matters on a TPU
+    With torch 2.9 and torch_xla a number means `cuda:0` and raises "Found no NVIDIA driver". On torch_tpu it means
+    the current accelerator, but every process there sees its device as 0, so a rank is the wrong number.
+
+    ## Example
+    ```python
+    import torch
+
+    local_rank = 0
+    model = torch.nn.Linear(4, 4).to(local_rank)
+    z = torch.zeros(3, device=0)
+    w = z.to(torch.float32)
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import torch
+    import torch_xla  # noqa: F401  registers the device
+
+    local_rank = 0
+    model = torch.nn.Linear(4, 4).to("xla")
+    z = torch.zeros(3, device="xla")
+    w = z.to(torch.float32)
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import torch
+
+    local_rank = 0
+    model = torch.nn.Linear(4, 4).to("tpu")
+    z = torch.zeros(3, device="tpu")
+    w = z.to(torch.float32)
+    ```
+
+    ## Example: from the environment
+    ```python
+    import os
+    import torch
+
+    rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device(rank)
+    x = torch.ones(1).to(device=rank, non_blocking=True)
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import os
+    import torch
+    import torch_xla  # noqa: F401  registers the device
+
+    rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("xla")
+    x = torch.ones(1).to(device="xla", non_blocking=True)
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import os
+    import torch
+
+    rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("tpu")
+    x = torch.ones(1).to(device="tpu", non_blocking=True)
+    ```
+
+    ## Not flagged
+    ```python
+    import torch
+
+    def convert(x, kind):
+        return x.to(kind)
+    ```
+    ```python
+    import torch
+
+    class Unit:
+        def to(self, n):
+            return n
+
+    Unit().to(3)
+    ```
+    ```python
+    import torch
+
+    x = torch.zeros(3).to(torch.int64)
+    run = dict(device=0)
+    ```
+
+    ## Fix safety
+    Safe: one process has one device.
+
+    ## References
+    torch.device.
+    """
+    value = _device_argument(node, ctx)
+    if value is None or ctx.kind(value) != "int" or not is_pure(value):
+        return
+    text = device_string(ctx)
+    yield Report(
+        value,
+        f"the number {ctx.text(value)} stands for a CUDA device; the TPU is \"{ctx.device}\"",
+        Fix((Edit(*ctx.source.span(value), text),)),
+        severity="error" if ctx.xla else "info",
+    )
+
+
+def _device_argument(node: ast.Call, ctx: Context) -> ast.expr | None:
+    func = node.func
+    called = ctx.qualname(func)
+    if called == "torch.device":
+        return node.args[0] if len(node.args) == 1 and not node.keywords else None
+    if isinstance(func, ast.Attribute) and func.attr == "to" and not called:
+        known = ctx.kind(func.value) in ("tensor", "module")
+        unknown = not ctx.kind(func.value) and imports_torch(ctx) and not ctx.project.foreign_cuda
+        return argument(node, "device", 0) if known or unknown else None
+    if called.startswith(("torch.", "torchvision.")) and called not in SPECIAL_CALLS:
+        return argument(node, "device")
+    return None

@@ -180,6 +180,20 @@ def test_fresh_server_reads_the_environment_while_importing(tpu: Backend) -> Non
     assert tpu.run(code).stdout == "EagerMode.DEFER_NEVER\n"
 
 
+def test_helper_of_multiprocessing_loads_no_backend(tpu: Backend) -> None:
+    code = """\
+import os, time
+from multiprocessing import resource_tracker
+resource_tracker.ensure_running()
+tracker = f"/proc/{resource_tracker._resource_tracker._pid}/maps"
+time.sleep(2)
+with open(tracker) as maps:
+    print("libtorch" in maps.read())
+"""
+    result = tpu.run(code)
+    assert result.stdout == "False\n", result.stderr
+
+
 @pytest.mark.parametrize("name", ["xla", "tpu"])
 def test_forked_processes_are_watched_too(name: str, request: pytest.FixtureRequest) -> None:
     backend: Backend = request.getfixturevalue(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,12 +31,13 @@ def compose(model: Model, fixes: Sequence[Fix]) -> Composed:
     """Choose, in order, the fixes that do not overlap, and resolve their deletions and imports."""
     importer = Importer(model)
     taken: list[Edit] = []
+    occupied = _Occupied()
     applied: list[int] = []
     refused: dict[int, str] = {}
     deletes = []
     for index, fix in enumerate(fixes):
         spans = [*fix.edits, *(Edit(*model.source.span(stmt), "") for stmt in fix.deletes)]
-        if any(_overlap(edit, other) for edit in spans for other in taken):
+        if any(occupied.overlap(edit) for edit in spans):
             continue
         try:
             expanded = [_requoted(model, importer.expand(edit)) for edit in fix.edits]
@@ -43,6 +45,8 @@ def compose(model: Model, fixes: Sequence[Fix]) -> Composed:
             refused[index] = str(error)
             continue
         taken.extend([*expanded, *spans[len(fix.edits) :]])
+        for edit in spans:
+            occupied.add(edit)
         deletes.extend(fix.deletes)
         applied.append(index)
     removed = delete_statements(model, deletes)
@@ -96,11 +100,40 @@ def _quotes_around(model: Model, edit: Edit) -> set[str]:
     return {quote for quote in found if len(quote) == 1}
 
 
-def _overlap(one: Edit, other: Edit) -> bool:
-    if one.start == one.end and other.start == other.end:
-        return False  # two insertions
-    return one.start < other.end and other.start < one.end
+class _Occupied:
+    """Places of the text that are already to be changed."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []  # of the same stretches, which do not overlap
+        self._insertions: list[int] = []
+
+    def add(self, edit: Edit) -> None:
+        if edit.start == edit.end:
+            bisect.insort(self._insertions, edit.start)
+            return
+        start, end, _ = edit
+        index = bisect.bisect_left(self._starts, start)
+        if index and self._ends[index - 1] > start:
+            index -= 1
+            start = self._starts[index]
+        while index < len(self._starts) and self._starts[index] < end:
+            end = max(end, self._ends[index])
+            del self._starts[index], self._ends[index]
+        self._starts.insert(index, start)
+        self._ends.insert(index, end)
+
+    def overlap(self, edit: Edit) -> bool:
+        """Whether an edit touches what is taken; two insertions in one place do not disturb each other."""
+        index = bisect.bisect_left(self._starts, max(edit.end, edit.start))
+        if index and self._ends[index - 1] > edit.start:
+            return True
+        inner = bisect.bisect(self._insertions, edit.start)
+        return inner < len(self._insertions) and self._insertions[inner] < edit.end
 
 
 def _inside(edit: Edit, gone: Edit) -> bool:
-    return gone.start <= edit.start and edit.end <= gone.end and gone.start < gone.end
+    """Whether an edit changes only text that goes anyway; an insertion at its edge does not."""
+    if edit.start == edit.end:
+        return gone.start < edit.start < gone.end
+    return gone.start <= edit.start and edit.end <= gone.end

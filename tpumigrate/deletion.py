@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from tpumigrate.edits import Edit
-from tpumigrate.model import Model, block, parent
+from tpumigrate.model import Model, block, parent, parents
 from tpumigrate.source import Source
 
 # Comments to a tool about the line that goes; any other comment stays.
@@ -29,17 +29,35 @@ def delete_statements(model: Model, statements: list[ast.stmt]) -> list[Edit]:
             gone[id(guard)] = guard
             pending.append(guard)
     edits: list[Edit] = []
-    for stmt in sorted(gone.values(), key=lambda item: (model.source.span(item)[0], -model.source.span(item)[1])):
-        start, end = model.source.span(stmt)
-        if edits and start < edits[-1].end:
-            continue  # inside a statement that goes as a whole
+    done: set[int] = set()
+    for stmt in sorted(gone.values(), key=model.source.start):
+        if id(stmt) in done or any(id(above) in gone for above in parents(stmt)):
+            continue
         siblings = block(stmt)
+        run = _run(model.source, siblings, stmt, gone)
+        done.update(id(item) for item in run)
         emptied = all(id(item) in gone for item in siblings) and not isinstance(parent(stmt), ast.Module)
-        if emptied and stmt is siblings[-1] and not _is_elif(model.source, stmt):
-            edits.append(Edit(start, end, "pass"))
+        if emptied and run[-1] is siblings[-1] and not _is_elif(model.source, stmt):
+            edits.append(Edit(model.source.start(stmt), model.source.span(run[-1])[1], "pass"))
         else:
-            edits.append(_deletion(model.source, stmt, start, end))
+            edits.append(_deletion(model.source, siblings, run))
     return edits
+
+
+def _run(source: Source, siblings: list[ast.stmt], stmt: ast.stmt, gone: dict[int, ast.stmt]) -> list[ast.stmt]:
+    """`stmt` and the statements after it on its logical line that go too."""
+    run = [stmt]
+    for item in siblings[siblings.index(stmt) + 1 :]:
+        if id(item) not in gone or not _same_line(source, run[-1], item):
+            break
+        run.append(item)
+    return run
+
+
+def _same_line(source: Source, one: ast.stmt, other: ast.stmt) -> bool:
+    """Whether two neighbours are separated by a semicolon, not by a line end."""
+    between = source.tokens(source.span(one)[1], source.start(other))
+    return all(token.text == ";" or token.kind == "space" for token in between)
 
 
 def _can_go(model: Model, guard: ast.If, gone: dict[int, ast.stmt]) -> bool:
@@ -62,19 +80,18 @@ def _is_elif(source: Source, stmt: ast.stmt) -> bool:
     return isinstance(stmt, ast.If) and source.text.startswith("elif", source.span(stmt)[0])
 
 
-def _deletion(source: Source, stmt: ast.stmt, start: int, end: int) -> Edit:
-    line_start, line_end = source.line_start(start), source.line_end(end)
-    before = source.text[line_start:start].rstrip()
-    rest = [token for token in source.tokens(end, line_end) if token.kind not in ("space", "newline")]
+def _deletion(source: Source, siblings: list[ast.stmt], run: list[ast.stmt]) -> Edit:
+    """The edit that removes neighbours of one logical line, and the line where nothing else is on it."""
+    start, end = source.start(run[0]), source.span(run[-1])[1]
+    first, after = siblings.index(run[0]), siblings.index(run[-1]) + 1
+    if after < len(siblings) and _same_line(source, run[-1], siblings[after]):
+        return Edit(start, source.start(siblings[after]), "")
+    rest = [token for token in source.tokens(end, source.line_end(end)) if token.kind not in ("space", "newline")]
     if rest and rest[0].text == ";":
         end = rest[0].end
         rest = rest[1:]
-        if rest and rest[0].kind != "comment":  # another statement follows on the line
-            return Edit(start, rest[0].start, "")
-    if before.strip().endswith(";"):
-        return Edit(line_start + len(before.removesuffix(";").rstrip()), end, "")
-    if before.strip():
-        return Edit(start, end, "pass")
+    if first and _same_line(source, siblings[first - 1], run[0]):
+        return Edit(source.span(siblings[first - 1])[1], end, "")
     if rest and not rest[0].text.lower().startswith(_PRAGMAS):
         return Edit(start, rest[0].start, "")  # the comment stays, on a line of its own
-    return Edit(line_start, line_end, "")
+    return Edit(source.line_start(start), source.line_end(end), "")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tpumigrate.model import parent
+from tpumigrate.precedence import binding_at, binding_of
 from tpumigrate.source import Source
 
 MARKER = re.compile("\0([\\w.!]+)\0")
@@ -50,26 +51,24 @@ def load(dotted: str) -> str:
 
 
 def template(text: str) -> str:
-    """`{torch_xla}.sync()` as a text with markers."""
-    return re.sub(r"\{([A-Za-z_][\w.]*)\}", lambda match: name(match[1]), text)
+    """`{torch_xla}.sync()` as a text with markers; `{!torch_xla}` has it imported for its side effect."""
+    return re.sub(r"\{(!?[A-Za-z_][\w.]*)\}", lambda match: name(match[1]), text)
 
 
 # -- building edits ----------------------------------------------------------------------------------------
 
-_TIGHT = (ast.Attribute, ast.Call, ast.Subscript, ast.Await, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Starred)
-
-
 def replace(source: Source, node: ast.AST, text: str) -> Edit:
     """Replace an expression; parentheses are added where `text` would bind looser than its place."""
     start, end = source.span(node)
-    above = parent(node)
-    loose = isinstance(above, _TIGHT) and not _is_atom(text)
-    if isinstance(above, ast.Call) and above.func is not node:
-        loose = False
-    if isinstance(above, ast.Subscript) and above.value is not node:
-        loose = False
-    if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.Not) and not _has_boolean(text):
-        loose = False
+    parsed = _parsed(text)
+    if parsed is None or _is_parenthesised(source, node, start, end):
+        return Edit(start, end, text)
+    place = parent(node)
+    loose = binding_of(parsed, text) < binding_at(place, node)
+    if isinstance(place, ast.Attribute) and isinstance(parsed, ast.Constant) and isinstance(parsed.value, int):
+        loose = True  # `1.real` is no attribute
+    if isinstance(place, ast.FormattedValue) and text.startswith("{"):
+        loose = True
     return Edit(start, end, f"({text})" if loose else text)
 
 
@@ -80,15 +79,12 @@ def _parsed(text: str) -> ast.expr | None:
         return None
 
 
-def _is_atom(text: str) -> bool:
-    return isinstance(
-        _parsed(text),
-        (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set),
-    )
-
-
-def _has_boolean(text: str) -> bool:
-    return isinstance(_parsed(text), (ast.BoolOp, ast.IfExp, ast.Lambda))
+def _is_parenthesised(source: Source, node: ast.AST, start: int, end: int) -> bool:
+    """Whether parentheses of its own stand around an expression."""
+    if isinstance(parent(node), ast.Call | ast.ClassDef | ast.keyword):
+        return False
+    before, after = source.text[:start].rstrip(" \t")[-1:], source.text[end : end + 20].lstrip(" \t")[:1]
+    return (before, after) == ("(", ")")
 
 
 def call_parentheses(source: Source, call: ast.Call) -> tuple[int, int]:
@@ -111,10 +107,8 @@ def argument_span(source: Source, argument: ast.expr | ast.keyword) -> tuple[int
         above = parent(argument)
     assert isinstance(above, ast.Call)
     start, end = source.span(argument)
-    if isinstance(argument, ast.keyword):
+    if isinstance(argument, ast.keyword):  # its span begins with the name, or with the stars of **kwargs
         end = _past_parentheses(source, end, call_parentheses(source, above)[1] - 1)
-        if argument.arg is None:  # **kwargs: the node spans the value alone or with its stars
-            start = source.text.rindex("**", 0, end)
     else:
         opening, closing = call_parentheses(source, above)
         end = _past_parentheses(source, end, closing - 1)
@@ -252,15 +246,31 @@ def unwrap_with(source: Source, with_: ast.With | ast.AsyncWith, items: list[ast
 
 
 def _item_span(source: Source, with_: ast.With | ast.AsyncWith, item: ast.withitem) -> tuple[int, int]:
-    start, end = source.span(item.context_expr)
-    if item.optional_vars is not None:
-        end = source.span(item.optional_vars)[1]
+    """Span of an item with its own parentheses, without those around several items."""
+    parts = [source.span(part) for part in (item.context_expr, item.optional_vars) if part is not None]
+    others = [source.span(other.context_expr)[0] for other in with_.items if other is not item]
+    start, end = parts[0][0], parts[-1][1]
+    for opening, closing in _parentheses(source, source.span(with_)[0], source.start(with_.body[0])):
+        around = any(opening < first and last < closing for first, last in parts)
+        if around and not any(opening < other < closing for other in others):
+            start, end = min(start, opening), max(end, closing)
     return start, end
+
+
+def _parentheses(source: Source, start: int, end: int) -> list[tuple[int, int]]:
+    """Pairs of parentheses between two offsets: that of the opening one, and after the closing one."""
+    pairs, opened = [], []
+    for token in source.tokens(start, end):
+        if token.text == "(":
+            opened.append(token.start)
+        elif token.text == ")" and opened:
+            pairs.append((opened.pop(), token.end))
+    return pairs
 
 
 def _dedent(source: Source, with_: ast.With | ast.AsyncWith) -> list[Edit]:
     start, end = source.span(with_)
-    first = source.span(with_.body[0])[0]
+    first = source.start(with_.body[0])
     header_line = source.line_start(start)
     outer = source.text[header_line:start]
     if outer.strip():
@@ -277,7 +287,7 @@ def _dedent(source: Source, with_: ast.With | ast.AsyncWith) -> list[Edit]:
     kept = _comments_between(source, header_end, body_line)
     edits = [Edit(header_line, body_line, "".join(outer + text + source.newline for text in kept))]
     line = source.position(body_line)[0]
-    last = source.position(end)[0]
+    last = _last_comment(source, source.position(end)[0], inner)
     for number in range(line, last + 1):
         row = source.line_starts[number - 1]
         if number in inside:
@@ -287,11 +297,24 @@ def _dedent(source: Source, with_: ast.With | ast.AsyncWith) -> list[Edit]:
     return edits
 
 
+def _last_comment(source: Source, line: int, indent: str) -> int:
+    """The line of the last of the comments that follow `line` and are indented by `indent`."""
+    last = line
+    while line < len(source.line_starts):
+        line += 1
+        text = source.line_text(line)
+        if text.startswith(indent) and text.lstrip().startswith("#"):
+            last = line
+        elif text.strip():
+            break
+    return last
+
+
 def _header_end(source: Source, with_: ast.With | ast.AsyncWith) -> int:
     """Offset after the colon of the header."""
     last = with_.items[-1]
     end = _item_span(source, with_, last)[1]
-    for token in source.tokens(end, source.span(with_.body[0])[0]):
+    for token in source.tokens(end, source.start(with_.body[0])):
         if token.text == ":":
             return token.end
     return end

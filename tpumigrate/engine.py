@@ -60,10 +60,17 @@ def _without_subsumed(source: Source, found: list[Found]) -> list[Found]:
         covers.extend((*source.span(node), index) for node in claimed)
         if fix:
             covers.extend((edit.start, edit.end, index) for edit in fix.edits if edit.end > edit.start)
+    covers.sort()
     kept: list[Found] = []
     gone: set[int] = set()
+    near: list[tuple[int, int, int]] = []  # covers that begin before and end after the place looked at
+    following = 0
     for index, item in enumerate(found):
-        for start, end, by in covers:
+        while following < len(covers) and covers[following][0] <= item.start:
+            near.append(covers[following])
+            following += 1
+        near = [cover for cover in near if cover[1] >= item.start]
+        for start, end, by in near:
             if by == index or by in gone or not (start <= item.start and item.end <= end):
                 continue
             other = found[by]
@@ -73,7 +80,8 @@ def _without_subsumed(source: Source, found: list[Found]) -> list[Found]:
             gone.add(index)
             break
         else:
-            kept.append(item)
+            if not item.report.silent:
+                kept.append(item)
     return kept
 
 

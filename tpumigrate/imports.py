@@ -7,11 +7,12 @@ removed name by name, only when the name had uses before the fix and has none af
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 
 from tpumigrate.deletion import delete_statements
 from tpumigrate.edits import MARKER, Edit
-from tpumigrate.model import Model, parent, parents
+from tpumigrate.model import Model, parent, parents, statement
 from tpumigrate.source import Source
 
 # How the field spells these modules; any other module is imported under its own name.
@@ -22,6 +23,10 @@ ALIASES = {
     "torch_xla.debug.profiler": "xp",
     "torch.distributed": "dist",
 }
+
+
+_TYPE_COMMENT = re.compile(r"#\s*type:")
+_WORD = re.compile(r"[^\W\d]\w*")
 
 
 class CannotImport(Exception):
@@ -89,7 +94,9 @@ class Importer:
         )
 
     def _top_imports(self) -> list[ast.Import | ast.ImportFrom]:
-        return [node for node in self._model.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        found = [*self._model.nodes(ast.Import), *self._model.nodes(ast.ImportFrom)]
+        top = [node for node in found if parent(node) is self._model.tree]
+        return sorted(top, key=lambda node: self._model.source.span(node))
 
     def _imports(self, package: str) -> bool:
         """Whether a module-level import binds the top package itself."""
@@ -132,9 +139,10 @@ class Importer:
         source = self._model.source
         text = "".join(line + source.newline for line in lines)
         body = self._model.tree.body
+        imports = self._top_imports()
         plain = [
             node
-            for node in body
+            for node in imports
             if isinstance(node, ast.Import)
             and any(alias.name.partition(".")[0] in ("torch", "torch_xla") for alias in node.names)
         ]
@@ -142,8 +150,10 @@ class Importer:
             return self._after(_first_run(body, plain), text)
         from_torch = [
             node
-            for node in body
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch" and not node.level
+            for node in imports
+            if isinstance(node, ast.ImportFrom)
+            and (node.module or "").partition(".")[0] == "torch"
+            and not node.level
         ]
         candidates = plain or from_torch
         if candidates:
@@ -160,10 +170,20 @@ class Importer:
 
     def _after(self, node: ast.stmt, text: str) -> Edit:
         source = self._model.source
-        end = source.line_end(source.span(node)[1])
+        stop = source.span(node)[1]
+        end = source.line_end(stop)
+        if _shares_line(source, stop, end):  # what follows may need the import
+            lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+            return Edit(stop, stop, "".join(f"; {line}" for line in lines))
         if end == len(source.text) and not source.text.endswith(("\n", "\r")):
             return Edit(end, end, source.newline + text.removesuffix(source.newline))
         return Edit(end, end, text)
+
+
+def _shares_line(source: Source, stop: int, end: int) -> bool:
+    """Whether another statement follows on the line of the one that ends at `stop`."""
+    rest = [token for token in source.tokens(stop, end) if token.kind not in ("space", "newline", "comment")]
+    return len(rest) > 1 and rest[0].text == ";"
 
 
 def _first_run(body: list[ast.stmt], plain: list[ast.Import]) -> ast.stmt:
@@ -208,9 +228,13 @@ def drop_unused(before: Model, after: Model, *, is_package: bool = False) -> lis
         for node in after.nodes(kind):
             if _is_guarded(node):
                 continue
-            gone = [alias for alias in node.names if _bound(node, alias) in orphans]  # type: ignore[attr-defined]
-            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            if _is_meant_to_stay(after.source, node):
                 continue
+            gone = [
+                alias
+                for alias in node.names  # type: ignore[attr-defined]
+                if _bound(node, alias) in orphans and alias.name != alias.asname  # `x as x` offers x to others
+            ]
             if gone and len(gone) == len(node.names):  # type: ignore[attr-defined]
                 whole.append(node)  # type: ignore[arg-type]
             elif gone:
@@ -223,20 +247,43 @@ def _used_names(model: Model) -> set[str]:
 
 
 def _annotation_words(model: Model) -> set[str]:
-    """Names inside string annotations."""
-    words: set[str] = set()
-    for node in model.nodes(ast.Constant):
-        above = parent(node)
-        if isinstance(node.value, str) and isinstance(above, ast.arg | ast.AnnAssign | ast.Subscript | ast.FunctionDef):
-            words.update(part for part in node.value.replace("[", ".").replace("|", ".").split(".") if part)
-    return words
+    """Names inside string annotations and type comments."""
+    texts = [node.value for node in model.nodes(ast.Constant) if isinstance(node.value, str) and _is_annotation(node)]
+    source = model.source
+    if _TYPE_COMMENT.search(source.text):
+        tokens = source.tokens(0, len(source.text))
+        texts.extend(token.text for token in tokens if token.kind == "comment" and _TYPE_COMMENT.match(token.text))
+    return {word for text in texts for word in _WORD.findall(text)}
+
+
+def _is_annotation(node: ast.Constant) -> bool:
+    """Whether a string may be a type, or a part of one."""
+    for above in parents(node):
+        if isinstance(above, ast.Subscript | ast.arg | ast.AnnAssign | ast.FunctionDef | ast.AsyncFunctionDef):
+            return True
+        if isinstance(above, ast.Call):
+            return getattr(above.func, "attr", getattr(above.func, "id", "")) in ("cast", "TypeVar", "NewType")
+        if not isinstance(above, ast.Tuple | ast.List | ast.BinOp):
+            return False
+    return False
 
 
 def _exported(model: Model) -> set[str]:
-    for node in model.tree.body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            return {item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)}
-    return set()
+    """Names listed in `__all__`, however it is put together."""
+    statements = {id(found): found for node in model.nodes(ast.Name) if node.id == "__all__" for found in [statement(node)]}
+    return {
+        item.value
+        for found in statements.values()
+        for item in ast.walk(found)
+        if isinstance(item, ast.Constant) and isinstance(item.value, str)
+    }
+
+
+def _is_meant_to_stay(source: Source, node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+        return True
+    start, end = source.span(node)
+    return "F401" in source.text[start : source.line_end(end)]
 
 
 def _bound(node: ast.AST, alias: ast.alias) -> str:

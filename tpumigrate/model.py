@@ -68,6 +68,8 @@ class Model:
                     children.extend((item, node, where) for item in value if isinstance(item, ast.AST))
                 elif isinstance(value, ast.AST):
                     where = scope if name in outer_children else inner
+                    if kind is ast.comprehension and name == "iter" and node is parent.generators[0]:  # type: ignore[union-attr]
+                        where = scope.parent or scope  # evaluated before the comprehension's own scope opens
                     children.append((value, node, where))
             stack.extend(reversed(children))
         for scope in list(self.scopes.values()):

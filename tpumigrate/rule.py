@@ -29,6 +29,7 @@ class Report:
     unfixed: why there is no fix; required when `fix` is None
     claims: nodes inside which no other rule should speak (their trouble is this one's)
     severity: error (wrong or crashes on the target), warning (slow or risky), info
+    silent: only claim: the code is right as it is, and no rule should speak of it
     """
 
     node: ast.AST
@@ -37,6 +38,7 @@ class Report:
     unfixed: str = ""
     claims: tuple[ast.AST, ...] = ()
     severity: str = "error"
+    silent: bool = False
 
 
 RuleFunction = Callable[[typing.Any, "Context"], Iterator[Report]]

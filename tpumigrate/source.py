@@ -120,6 +120,13 @@ class Source:
             node._span = known  # type: ignore[attr-defined]
         return known
 
+    def start(self, stmt: ast.stmt) -> int:
+        """Offset of a statement's first character, the `@` of its first decorator included."""
+        decorators = getattr(stmt, "decorator_list", None)
+        if decorators:
+            return self.text.rindex("@", 0, self.span(decorators[0])[0])
+        return self.span(stmt)[0]
+
     def segment(self, node: ast.AST) -> str:
         start, end = self.span(node)
         return self.text[start:end]

@@ -41,6 +41,7 @@ ANSWERS: dict[str, Any] = {
     "is_available": True,
     "is_initialized": True,
     "is_bf16_supported": True,
+    "is_current_stream_capturing": False,
     "device_count": 1,
     "current_device": 0,
     "get_device_name": "CPU reference",
@@ -141,6 +142,10 @@ def _replace_queries() -> None:
         setattr(torch.cuda, name, _answer(value))
         if hasattr(torch.cuda.memory, name):
             setattr(torch.cuda.memory, name, _answer(value))
+    # A CUDA build of torch would find its accelerator "available" now, and ask it.
+    torch.accelerator.current_accelerator = _answer(None)
+    torch.accelerator.is_available = _answer(False)
+    torch.accelerator.device_count = _answer(0)
     torch.cuda.get_rng_state = _answer(torch.zeros(16, dtype=torch.uint8))
     torch.cuda.get_rng_state_all = _answer([torch.zeros(16, dtype=torch.uint8)])
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):

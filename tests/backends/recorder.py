@@ -125,7 +125,9 @@ class Recorder:
             "steps": sum(watched.steps for watched in self.watched.values()),
             "weights_changed": [watched.changed() for watched in self.watched.values()],
         }
-        (self.folder / f"{os.getpid()}.json").write_text(json.dumps(record))
+        unfinished = self.folder / f"{os.getpid()}.part"  # the process may be killed while it writes
+        unfinished.write_text(json.dumps(record))
+        unfinished.replace(unfinished.with_suffix(".json"))
 
 
 def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-if name := os.environ.get("TPUMIGRATE_TEST_BACKEND"):
+# Multiprocessing's own helper is no part of the program.
+is_helper = any("multiprocessing.resource_tracker" in argument for argument in sys.orig_argv)
+
+if (name := os.environ.get("TPUMIGRATE_TEST_BACKEND")) and not is_helper:
     tests = str(Path(__file__).resolve().parents[2])
     sys.path.insert(0, tests)
     from backends import backend

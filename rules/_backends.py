@@ -1,0 +1,123 @@
+"""Backends of process groups: how code spells them, and which one a value will be."""
+
+from __future__ import annotations
+
+import ast
+
+from tpumigrate.model import arguments, default_of, parents
+from tpumigrate.names import FUNCTIONS
+from tpumigrate.rule import Context
+
+from ._distributed import calls_of
+
+BACKEND = {"torch_xla": "xla", "torch_tpu": "tpu_dist"}
+HOST_BACKENDS = ("gloo", "mpi", "ucc", "fake")
+_NCCL = frozenset({"torch.distributed.Backend.NCCL", "torch.distributed.distributed_c10d.Backend.NCCL"})
+
+# What an expression will be once the file is migrated.
+TARGET = "target"  # the TPU's backend
+HOST = "host"  # gloo and the like
+MIXED = "mixed"  # one of the two
+
+
+def migrated(node: ast.AST, ctx: Context) -> str:
+    """The text of the backend that takes the place of a "nccl" literal, "" for anything else."""
+    backend = BACKEND[ctx.target]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        text = node.value
+        if text.lower() == "nccl":
+            return backend
+        parts = text.split(",")
+        if "cuda:nccl" in parts:
+            return ",".join(f"{ctx.device}:{backend}" if part == "cuda:nccl" else part for part in parts)
+    if isinstance(node, ast.Attribute) and ctx.qualname(node) in _NCCL:
+        return backend
+    return ""
+
+
+def asks_for_cuda(test: ast.expr, ctx: Context) -> bool:
+    """Whether a condition is `torch.cuda.is_available()`, or a variable that holds its answer."""
+    if isinstance(test, ast.Call):
+        return ctx.qualname(test.func) in ("torch.cuda.is_available", "torch.distributed.is_nccl_available")
+    if isinstance(test, ast.Name):
+        bindings = ctx.model.bindings(test)
+        return bool(bindings) and all(
+            item.kind == "assign" and isinstance(item.value, ast.Call) and asks_for_cuda(item.value, ctx)
+            for item in bindings
+        )
+    return False
+
+
+def becomes(node: ast.expr, ctx: Context, depth: int = 0) -> str:
+    """TARGET, HOST or MIXED: which backend an expression is after migration; "" when the file does not tell."""
+    if depth > 5:
+        return ""
+    match node:
+        case ast.Constant(value=str(text)):
+            if migrated(node, ctx) or BACKEND[ctx.target] in [part.rpartition(":")[2] for part in text.split(",")]:
+                return TARGET
+            return HOST if text in HOST_BACKENDS else ""
+        case ast.IfExp():
+            arms = (becomes(node.body, ctx, depth + 1), becomes(node.orelse, ctx, depth + 1))
+            if ctx.xla and arms == (TARGET, HOST) and asks_for_cuda(node.test, ctx):
+                return TARGET  # the whole choice is replaced
+            return _together(arms)
+        case ast.Name():
+            values = [_bound(item.node, item.value, item.kind, ctx, depth) for item in ctx.model.bindings(node)]
+            return _together(tuple(values))
+        case ast.Attribute():
+            if migrated(node, ctx):
+                return TARGET
+            option = option_named(node.attr, ctx)
+            default = ctx.arg(option, "default") if option is not None else None
+            return becomes(default, ctx, depth + 1) if default is not None else ""
+    return ""
+
+
+def _bound(node: ast.AST, value: ast.expr | None, kind: str, ctx: Context, depth: int) -> str:
+    if kind == "assign" and value is not None:
+        return becomes(value, ctx, depth + 1)
+    if kind == "param" and isinstance(node, ast.arg):
+        return _parameter(node, ctx, depth)
+    return ""
+
+
+def _parameter(node: ast.arg, ctx: Context, depth: int) -> str:
+    """What a parameter is: its default, if every call in the file that passes it agrees."""
+    owner = next((above for above in parents(node) if isinstance(above, FUNCTIONS)), None)
+    default = default_of(owner, node) if owner is not None else None
+    if default is None or not isinstance(owner, ast.FunctionDef):
+        return ""
+    names = [arg.arg for arg in arguments(owner)]
+    passed = [ctx.arg(call, node.arg, names.index(node.arg)) for call in calls_of(owner, ctx)]
+    values = [default, *(item for item in passed if item is not None)]
+    return _together(tuple(becomes(value, ctx, depth + 1) for value in values))
+
+
+def _together(kinds: tuple[str, ...]) -> str:
+    distinct = set(kinds)
+    if len(distinct) == 1:
+        return distinct.pop()
+    return MIXED if distinct and distinct <= {TARGET, HOST, MIXED} else ""
+
+
+def option_named(dest: str, ctx: Context) -> ast.Call | None:
+    """The `add_argument` call of this file that fills `args.dest`."""
+    for call in ctx.model.nodes(ast.Call):
+        if is_option(call) and option_dest(call) == dest:
+            return call
+    return None
+
+
+def is_option(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr in ("add_argument", "add_option", "option")
+
+
+def option_dest(call: ast.Call) -> str:
+    """The attribute under which an option's value is found."""
+    for keyword in call.keywords:
+        if keyword.arg == "dest" and isinstance(keyword.value, ast.Constant):
+            return str(keyword.value.value)
+    flags = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    long = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
+    return long.lstrip("-").replace("-", "_")

@@ -1,0 +1,444 @@
+"""TPU301: process groups over NCCL."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tpumigrate.edits import Edit, Fix, add_argument, argument_span, load, remove_arguments, replace
+from tpumigrate.model import arguments, default_of, function, parent
+from tpumigrate.rule import Context, Report, rule
+
+from ._backends import BACKEND, HOST, TARGET, asks_for_cuda, becomes, is_option, migrated, option_dest
+from ._common import imports_torch, is_pure
+from ._devices import in_test_decorator, option_choices, quote
+from ._distributed import INIT, function_called, has_stars, keyword_of
+
+_BACKEND_NAME = re.compile(r"(?:^|_)backend\Z", re.IGNORECASE)
+_GROUPS = frozenset(
+    {
+        "torch.distributed.new_group", "torch.distributed.distributed_c10d.new_group",
+        "torch.distributed.new_subgroups", "torch.distributed.new_subgroups_by_enumeration",
+    }
+)  # fmt: skip
+# Parameters of init_process_group after which xla:// takes over, with their positions.
+_FROM_RUNTIME = (("world_size", 3), ("rank", 4), ("store", 5), ("device_id", 8))
+
+
+@rule("TPU301", "nccl-backend", anchors=("nccl", "NCCL", "init_process_group"))
+def nccl_backend(node: ast.Call | ast.Constant | ast.Attribute, ctx: Context) -> Iterator[Report]:
+    """A process group is made with NCCL, which only works between NVIDIA GPUs.
+
+    ## What it does
+    Finds the backend "nccl" in `init_process_group`, in `new_group`, in variables, parameters and command line
+    options named after a backend, and in tables by device type. The backend is "xla" for PyTorch/XLA, which also
+    takes rank and world size from its runtime (`init_method="xla://"`), and "tpu_dist" for TorchTPU. Groups made
+    with gloo are meant for the host and stay.
+
+    ## Why it matters on a TPU
+    "nccl" raises: "ProcessGroupNCCL is only supported with GPUs" or "Distributed package doesn't have NCCL built in".
+    `"nccl" if torch.cuda.is_available() else "gloo"` silently moves every tensor through the host. With
+    torch_xla, `backend="xla"` alone looks for MASTER_ADDR and fails where the runtime knows the ranks already.
+
+    ## Example
+    ```python
+    import torch.distributed as dist
+
+    def setup(rank, world_size):
+        dist.init_process_group("nccl", init_method="env://", rank=rank, world_size=world_size)
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import torch.distributed as dist
+    import torch_xla  # noqa: F401  registers the device
+
+    def setup(rank, world_size):
+        dist.init_process_group("xla", init_method="xla://")
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import torch.distributed as dist
+
+    def setup(rank, world_size):
+        dist.init_process_group("tpu_dist", init_method="env://", rank=rank, world_size=world_size)
+    ```
+
+    ## Example: over several lines, with a timeout
+    ```python
+    import datetime
+    import torch
+    import torch.distributed as dist
+
+    def setup(args):
+        dist.init_process_group(
+            backend='nccl',
+            rank=args.rank,
+            world_size=args.world_size,  # all nodes
+            timeout=datetime.timedelta(minutes=30),
+            device_id=args.device,
+        )
+        torch.distributed.init_process_group(backend="cpu:gloo,cuda:nccl")
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import datetime
+    import torch
+    import torch.distributed as dist
+    import torch_xla  # noqa: F401  registers the device
+
+    def setup(args):
+        dist.init_process_group(
+            backend='xla',
+            init_method='xla://',
+            # all nodes
+            timeout=datetime.timedelta(minutes=30),
+        )
+        torch.distributed.init_process_group(backend="cpu:gloo,xla:xla", init_method="xla://")
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import datetime
+    import torch
+    import torch.distributed as dist
+
+    def setup(args):
+        dist.init_process_group(
+            backend='tpu_dist',
+            rank=args.rank,
+            world_size=args.world_size,  # all nodes
+            timeout=datetime.timedelta(minutes=30),
+        )
+        torch.distributed.init_process_group(backend="cpu:gloo,tpu:tpu_dist")
+    ```
+
+    ## Example: an option
+    ```python
+    import argparse
+    import torch.distributed as dist
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dist-backend", default="nccl", choices=["nccl", "gloo"])
+    args = parser.parse_args()
+    dist.init_process_group(backend=args.dist_backend, init_method="tcp://127.0.0.1:23456", world_size=1, rank=0)
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import argparse
+    import torch.distributed as dist
+    import torch_xla  # noqa: F401  registers the device
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dist-backend", default="xla", choices=["nccl", "gloo", "xla"])
+    args = parser.parse_args()
+    dist.init_process_group(backend=args.dist_backend, init_method="xla://")
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import argparse
+    import torch.distributed as dist
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dist-backend", default="tpu_dist", choices=["nccl", "gloo", "tpu_dist"])
+    args = parser.parse_args()
+    dist.init_process_group(backend=args.dist_backend, init_method="tcp://127.0.0.1:23456", world_size=1, rank=0)
+    ```
+
+    ## Example: a choice, and a table by device type (torch_tpu)
+    ```python
+    import torch
+    import torch.distributed as dist
+
+    def setup(use_gpu, kind):
+        dist.init_process_group("nccl" if use_gpu else "gloo")
+        return {"cuda": "nccl", "cpu": "gloo"}[kind]
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import torch
+    import torch.distributed as dist
+
+    def setup(use_gpu, kind):
+        dist.init_process_group("tpu_dist" if use_gpu else "gloo")
+        return {"cuda": "nccl", "tpu": "tpu_dist", "cpu": "gloo"}[kind]
+    ```
+
+    ## Example: a backend that is decided elsewhere (torch_xla)
+    ```python
+    import torch.distributed as dist
+
+    def setup(backend, rank, size):
+        dist.init_process_group(backend, rank=rank, world_size=size)
+    ```
+
+    ## Not flagged
+    ```python
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    objects = dist.new_group(backend="gloo")
+    ```
+    ```python
+    import torch
+
+    print("nccl")
+    versions = {"nccl": "2.20", "name": "nccl"}
+    path = "/usr/lib/libnccl.so"
+    ```
+    ```python
+    class Mixer:
+        def init_process_group(self, backend):
+            return backend
+
+    Mixer().init_process_group("nccl")
+    ```
+
+    ## Fix safety
+    Safe. With "xla://" the arguments that the runtime answers (rank, world_size, init_method, store) go, and so does
+    `device_id`, which both targets refuse. Where the backend is a parameter with a default, the fix of the call is
+    unsafe for torch_xla: callers in other files may pass something else.
+
+    ## References
+    torch.distributed.init_process_group; torch_xla.distributed.xla_backend; ran on torch_xla 2.9 and torch_tpu 0.2.
+    """
+    if isinstance(node, ast.Call):
+        if ctx.qualname(node.func) in INIT:
+            yield from _initialised(node, ctx)
+        return
+    if migrated(node, ctx) and not in_test_decorator(node) and _is_about_torch(ctx):
+        yield from _elsewhere(node, ctx)
+
+
+def _is_about_torch(ctx: Context) -> bool:
+    return imports_torch(ctx) or ctx.project.process_group
+
+
+# -- init_process_group ------------------------------------------------------------------------------------
+
+
+def _initialised(call: ast.Call, ctx: Context) -> Iterator[Report]:
+    backend = ctx.arg(call, "backend", 0)
+    if ctx.xla:
+        yield from _initialised_for_xla(call, backend, ctx)
+    else:
+        yield from _initialised_for_tpu(call, backend, ctx)
+
+
+def _initialised_for_tpu(call: ast.Call, backend: ast.expr | None, ctx: Context) -> Iterator[Report]:
+    edits = _literals(backend, ctx) if backend is not None else []
+    is_host = backend is not None and becomes(backend, ctx) == HOST
+    device = None if is_host else ctx.arg(call, "device_id")
+    if device is not None and is_pure(device):
+        edits.extend(remove_arguments(ctx.source, call, [keyword_of(call, device)]))
+    if not edits:
+        return
+    if backend is not None and _literals(backend, ctx):
+        message = "NCCL only works between NVIDIA GPUs; between TPUs the backend is \"tpu_dist\""
+    else:
+        message = "`device_id` without an index raises on a TPU, and each process owns one device: leave it out"
+    yield Report(call, message, Fix(tuple(edits)))
+
+
+def _initialised_for_xla(call: ast.Call, backend: ast.expr | None, ctx: Context) -> Iterator[Report]:
+    if isinstance(backend, ast.Constant) and backend.value is not None and not migrated(backend, ctx):
+        return  # gloo, mpi, or migrated before
+    method = ctx.arg(call, "init_method", 1)
+    if isinstance(method, ast.Constant) and method.value == "xla://":
+        return
+    missing = backend is None or (isinstance(backend, ast.Constant) and backend.value is None)
+    kind = TARGET if missing else becomes(backend, ctx)  # type: ignore[arg-type]
+    if kind == HOST:
+        return
+    message = 'between TPUs the backend is "xla", which takes rank and world size from the runtime with "xla://"'
+    if kind != TARGET:
+        why = 'the backend is not known here: for "xla" pass init_method="xla://" and no rank, world_size or store'
+        yield Report(call, message, unfixed=why, severity="warning")
+        return
+    if has_stars(call) or len(call.args) > 6:
+        yield Report(call, message, unfixed="arguments are passed on with stars: write the call by hand")
+        return
+    gone = [item for name, place in _FROM_RUNTIME if (item := ctx.arg(call, name, place)) is not None]
+    if not all(is_pure(item) for item in [*gone, *([method] if method is not None else [])]):
+        yield Report(call, message, unfixed="an argument that has to go calls something: write the call by hand")
+        return
+    edits = _rewired(call, backend, method, gone, ctx)
+    yield Report(call, message, Fix(tuple(edits), safe=not _is_parameter(backend, ctx)))
+
+
+def _rewired(
+    call: ast.Call, backend: ast.expr | None, method: ast.expr | None, gone: list[ast.expr], ctx: Context
+) -> list[Edit]:
+    """Edits that give a call the backend and "xla://" in place of what the runtime answers."""
+    mark = _quote_in(call, ctx)
+    url = f"{mark}xla://{mark}"
+    edits = _literals(backend, ctx) if backend is not None else []
+    if backend is None or isinstance(backend, ast.Constant) and backend.value is None:
+        text = f"{mark}xla{mark}{load('torch_xla')}"
+        if backend is not None:
+            edits.append(replace(ctx.source, backend, text))
+        elif call.args or call.keywords:
+            first = min([*call.args, *call.keywords], key=lambda item: ctx.source.span(item)[0])
+            start = argument_span(ctx.source, first)[0]
+            edits.append(Edit(start, start, f"backend={text}, "))
+        else:
+            return [add_argument(ctx.source, call, f"backend={text}, init_method={url}")]
+    leaving = [keyword_of(call, item) for item in gone]
+    if method is not None:
+        edits.append(replace(ctx.source, method, url))
+    elif leaving:
+        leaving.sort(key=lambda item: ctx.source.span(item)[0])
+        edits.append(Edit(*argument_span(ctx.source, leaving.pop(0)), f"init_method={url}"))
+    else:
+        edits.append(add_argument(ctx.source, call, f"init_method={url}"))
+    if leaving:
+        edits.extend(remove_arguments(ctx.source, call, leaving))
+    return edits
+
+
+def _quote_in(call: ast.Call, ctx: Context) -> str:
+    """The quotation mark that the strings of a call are written with."""
+    strings = [item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    return quote(ctx.text(strings[0])) if strings else '"'
+
+
+def _is_parameter(node: ast.expr | None, ctx: Context) -> bool:
+    return isinstance(node, ast.Name) and any(item.kind == "param" for item in ctx.model.bindings(node))
+
+
+def _literals(node: ast.expr, ctx: Context) -> list[Edit]:
+    """Edits for the literals "nccl" in an expression, if it is one or a choice."""
+    if isinstance(node, ast.IfExp):
+        if _is_choice_by_cuda(node, ctx):
+            return [_migration(node.body, ctx, instead=node)]
+        return [*_literals(node.body, ctx), *_literals(node.orelse, ctx)]
+    return [_migration(node, ctx)] if migrated(node, ctx) else []
+
+
+def _is_choice_by_cuda(node: ast.IfExp, ctx: Context) -> bool:
+    """`"nccl" if torch.cuda.is_available() else "gloo"` for torch_xla, whose CPU runs the XLA backend too."""
+    return (
+        ctx.xla
+        and bool(migrated(node.body, ctx))
+        and becomes(node.orelse, ctx) == HOST
+        and asks_for_cuda(node.test, ctx)
+    )
+
+
+def _migration(node: ast.expr, ctx: Context, instead: ast.expr | None = None) -> Edit:
+    mark = quote(ctx.text(node))
+    registration = load("torch_xla") if ctx.xla else ""
+    return replace(ctx.source, instead or node, f"{mark}{migrated(node, ctx)}{mark}{registration}")
+
+
+# -- "nccl" in other places --------------------------------------------------------------------------------
+
+
+def _elsewhere(node: ast.Constant | ast.Attribute, ctx: Context) -> Iterator[Report]:
+    place: ast.expr = node
+    above = parent(node)
+    while isinstance(above, ast.IfExp) and place is not above.test:
+        place, above = above, parent(above)
+    message = f"NCCL only works between NVIDIA GPUs; between TPUs the backend is \"{BACKEND[ctx.target]}\""
+    whole = isinstance(place, ast.IfExp) and _is_choice_by_cuda(place, ctx)
+    edit = _migration(node, ctx, instead=place if whole else None)
+    fix = Fix((edit,))
+    call = parent(above) if isinstance(above, ast.keyword) else above
+    if isinstance(call, ast.Call) and ctx.qualname(call.func) in INIT:
+        return
+    if isinstance(above, ast.Dict):
+        yield from _table_entry(node, above, message, fix, ctx)
+    elif isinstance(above, ast.keyword) and isinstance(call, ast.Call):
+        yield from _passed_by_name(node, above, call, message, edit, ctx)
+    elif isinstance(above, ast.Call):
+        if _positional_is_backend(place, above, ctx):
+            yield Report(node, message, fix)
+    elif _is_backend_place(place, above):
+        yield Report(place if whole else node, message, fix)
+
+
+def _is_backend_place(place: ast.expr, above: ast.AST | None) -> bool:
+    """Whether a value is stored in, or returned by, something that is named after a backend."""
+    match above:
+        case ast.Assign(targets=targets):
+            return any(_is_backend_target(target) for target in targets)
+        case ast.AnnAssign(target=target) | ast.NamedExpr(target=target):
+            return _is_backend_target(target)
+        case ast.arguments():
+            owner = parent(above)
+            return owner is not None and any(
+                default_of(owner, arg) is place and bool(_BACKEND_NAME.search(arg.arg)) for arg in arguments(owner)
+            )
+        case ast.Return():
+            owner = function(above)
+            return owner is not None and bool(_BACKEND_NAME.search(owner.name))
+    return False
+
+
+def _is_backend_target(target: ast.expr) -> bool:
+    match target:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
+            return bool(_BACKEND_NAME.search(name))
+    return False
+
+
+def _table_entry(node: ast.expr, table: ast.Dict, message: str, fix: Fix, ctx: Context) -> Iterator[Report]:
+    """`{"cuda": "nccl", "cpu": "gloo"}` gets an entry for the TPU; `{"backend": "nccl"}` gets its value changed."""
+    keys = [item.value if isinstance(item, ast.Constant) else None for item in table.keys]
+    place = next((index for index, item in enumerate(table.values) if item is node), None)
+    if place is None:
+        return
+    key = keys[place]
+    if key == "cuda" and ctx.device not in keys:
+        mark = quote(ctx.text(node))
+        end = ctx.source.span(node)[1]
+        entry = f", {mark}{ctx.device}{mark}: {mark}{migrated(node, ctx)}{mark}"
+        yield Report(node, message, Fix((Edit(end, end, entry),)))
+    elif isinstance(key, str) and _BACKEND_NAME.search(key):
+        yield Report(node, message, fix)
+
+
+def _passed_by_name(
+    node: ast.expr, keyword: ast.keyword, call: ast.Call, message: str, edit: Edit, ctx: Context
+) -> Iterator[Report]:
+    if is_option(call):
+        if keyword.arg == "default" and _BACKEND_NAME.search(option_dest(call)):
+            yield Report(node, message, Fix((edit, *_more_choices(call, ctx))))
+        return
+    if not _BACKEND_NAME.search(keyword.arg or ""):
+        return
+    if ctx.qualname(call.func) in _GROUPS or function_called(call, ctx) is not None:
+        yield Report(node, message, Fix((edit,)))
+    else:
+        why = "what is called passes it on: check that it accepts the TPU's backend"
+        yield Report(node, message, unfixed=why, severity="warning")
+
+
+def _more_choices(call: ast.Call, ctx: Context) -> list[Edit]:
+    """Add the target's backend to the choices of an option."""
+    choices = list(option_choices(call))
+    backend = BACKEND[ctx.target]
+    if not choices or any(isinstance(item, ast.Constant) and item.value == backend for item in choices):
+        return []
+    end = ctx.source.span(choices[-1])[1]
+    mark = quote(ctx.text(choices[-1]))
+    return [Edit(end, end, f", {mark}{backend}{mark}")]
+
+
+def _positional_is_backend(place: ast.expr, call: ast.Call, ctx: Context) -> bool:
+    if place not in call.args:
+        return False
+    position = call.args.index(place)
+    if ctx.qualname(call.func) in _GROUPS:
+        return position == 2
+    called = function_called(call, ctx)
+    if called is None:
+        return False
+    names = [arg.arg for arg in arguments(called)]
+    return position < len(names) and bool(_BACKEND_NAME.search(names[position]))
