@@ -87,7 +87,6 @@ def compile_arguments(node: ast.Call | ast.Attribute, ctx: Context) -> Iterator[
     ```python
     import torch
 
-    g = torch.compile(lambda x: x, backend="openxla") if False else None
     h = torch.jit.script(lambda x: x)
     ```
     ```python

@@ -35,7 +35,6 @@ def device_query(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Ite
 
     ## Use instead (torch_xla)
     ```python
-    import torch
     import torch_xla
     import torch_xla.runtime as xr
 
@@ -138,7 +137,6 @@ def cuda_stream(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iter
     ```python
     import time
 
-    import torch
     import torch_xla
 
     torch_xla.sync(wait=True)
@@ -162,7 +160,7 @@ def cuda_stream(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iter
     def fetch(side, x):
         with torch.cuda.stream(side):
             x = x * 2
-        return x
+        return torch.relu(x)
     ```
 
     ## Use instead
@@ -171,7 +169,7 @@ def cuda_stream(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iter
 
     def fetch(side, x):
         x = x * 2
-        return x
+        return torch.relu(x)
     ```
 
     ## Example: from another name
@@ -368,7 +366,6 @@ def cuda_profiling(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> I
 
     ## Use instead (torch_xla)
     ```python
-    import torch
     import torch_xla.debug.profiler as xp
 
     def step(x):

@@ -98,7 +98,7 @@ def cuda_rng(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iterato
     g = torch.Generator(device="tpu").manual_seed(0)
     ```
 
-    ## Example: the state in a checkpoint
+    ## Example (unsafe): the state in a checkpoint
     ```python
     import torch
 

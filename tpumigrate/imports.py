@@ -124,30 +124,23 @@ class Importer:
                 lines.append(f"import {module}  # noqa: F401  registers the device")
         if not lines:
             return []
-        torch_first = [line for line in lines if line == "import torch"]
-        others = [line for line in lines if line != "import torch"]
-        edits = []
-        if torch_first:
-            edits.append(self._insertion(torch_first, before_torch=True))
-        if others:
-            edits.append(self._insertion(others, before_torch=False))
-        if len(edits) == 2 and edits[0].start == edits[1].start:
-            edits = [Edit(edits[0].start, edits[0].end, edits[0].text + edits[1].text)]
-        return edits
+        places: dict[int, list[Edit]] = {}
+        for line in lines:
+            edit = self._insertion(line)
+            places.setdefault(edit.start, []).append(edit)
+        return [Edit(start, start, "".join(edit.text for edit in same)) for start, same in places.items()]
 
-    def _insertion(self, lines: list[str], *, before_torch: bool) -> Edit:
+    def _insertion(self, line: str) -> Edit:
+        """Where a new import goes: in order among the file's plain torch imports, else before `from torch...`."""
         source = self._model.source
-        text = "".join(line + source.newline for line in lines)
+        text = line + source.newline
         body = self._model.tree.body
         imports = self._top_imports()
-        plain = [
-            node
-            for node in imports
-            if isinstance(node, ast.Import)
-            and any(alias.name.partition(".")[0] in ("torch", "torch_xla") for alias in node.names)
-        ]
-        if plain and not before_torch:
-            return self._after(_first_run(body, plain), text)
+        run = _first_run(body)
+        module = line.split()[1]
+        before = [node for node in run if node.names[0].name < module]
+        if before:
+            return self._after(before[-1], text)
         from_torch = [
             node
             for node in imports
@@ -155,7 +148,7 @@ class Importer:
             and (node.module or "").partition(".")[0] == "torch"
             and not node.level
         ]
-        candidates = plain or from_torch
+        candidates = run or from_torch
         if candidates:
             start = source.line_start(source.span(candidates[0])[0])
             return Edit(start, start, text)
@@ -186,16 +179,15 @@ def _shares_line(source: Source, stop: int, end: int) -> bool:
     return len(rest) > 1 and rest[0].text == ";"
 
 
-def _first_run(body: list[ast.stmt], plain: list[ast.Import]) -> ast.stmt:
-    """The last of the plain torch imports that stand together at the first one."""
-    last: ast.stmt = plain[0]
-    index = body.index(plain[0])
-    for node in body[index + 1 :]:
-        if isinstance(node, ast.Import) and node in plain:
-            last = node
-        else:
+def _first_run(body: list[ast.stmt]) -> list[ast.Import]:
+    """The first plain imports of torch or torch_xla that stand together."""
+    run: list[ast.Import] = []
+    for node in body:
+        if isinstance(node, ast.Import) and node.names[0].name.partition(".")[0] in ("torch", "torch_xla"):
+            run.append(node)
+        elif run:
             break
-    return last
+    return run
 
 
 def _header_end(body: list[ast.stmt]) -> ast.stmt | None:
