@@ -149,7 +149,7 @@ def backend_comparison(node: ast.Compare | ast.Call, ctx: Context) -> Iterator[R
         return "fast" if dist.is_nccl_available() or dist.get_backend() == dist.Backend.NCCL else "slow"
     ```
 
-    ## Example: a choice by availability
+    ## Example: a choice by availability (torch_tpu)
     ```python
     import torch
     import torch.distributed as dist
@@ -157,19 +157,9 @@ def backend_comparison(node: ast.Compare | ast.Call, ctx: Context) -> Iterator[R
     backend = "nccl" if dist.is_nccl_available() else "gloo"
     ```
 
-    ## Use instead (torch_xla)
-    ```python
-    import torch
-    import torch.distributed as dist
-    import torch_xla  # noqa: F401  registers the device
-
-    backend = "xla"
-    ```
-
     ## Use instead (torch_tpu)
     ```python
     import torch
-    import torch.distributed as dist
 
     backend = "tpu_dist" if torch.accelerator.is_available() else "gloo"
     ```

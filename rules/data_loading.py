@@ -13,7 +13,7 @@ from ._common import imports_torch, is_pure
 
 
 @rule("TPU701", "pin-memory", anchors=("pin_memory",))
-def pin_memory(node: ast.Call, ctx: Context) -> Iterator[Report]:
+def pin_memory(node: ast.Call | ast.Dict, ctx: Context) -> Iterator[Report]:
     """Pins host memory for copies to a GPU.
 
     ## What it does
@@ -71,6 +71,24 @@ def pin_memory(node: ast.Call, ctx: Context) -> Iterator[Report]:
         )
     ```
 
+    ## Example: arguments in a dictionary
+    ```python
+    from torch.utils.data import DataLoader
+
+    def load(ds, use_cuda):
+        kwargs = {"num_workers": 1, "pin_memory": True} if use_cuda else {}
+        return DataLoader(ds, batch_size=4, **kwargs)
+    ```
+
+    ## Use instead
+    ```python
+    from torch.utils.data import DataLoader
+
+    def load(ds, use_cuda):
+        kwargs = {"num_workers": 1, "pin_memory": False} if use_cuda else {}
+        return DataLoader(ds, batch_size=4, **kwargs)
+    ```
+
     ## Not flagged
     ```python
     from torch.utils.data import DataLoader
@@ -97,6 +115,9 @@ def pin_memory(node: ast.Call, ctx: Context) -> Iterator[Report]:
     ## References
     torch.utils.data.DataLoader.
     """
+    if isinstance(node, ast.Dict):
+        yield from _loader_arguments(node, ctx)
+        return
     called = ctx.qualname(node.func)
     if called == "torch.utils.data.DataLoader" or (called.startswith("torch.") and called.count(".") == 1):
         gone = [
@@ -125,6 +146,19 @@ def pin_memory(node: ast.Call, ctx: Context) -> Iterator[Report]:
         yield Report(node, message, Fix((Edit(_dot(func, ctx), ctx.source.span(node)[1], ""),)))
     elif not kind and imports_torch(ctx):
         yield Report(node, message, unfixed="it may be a tensor or an object of the project's own", severity="warning")
+
+
+def _loader_arguments(node: ast.Dict, ctx: Context) -> Iterator[Report]:
+    """`{"pin_memory": True}` in a file that hands dictionaries to DataLoader."""
+    splatted = any(
+        ctx.qualname(call.func) == "torch.utils.data.DataLoader" and any(keyword.arg is None for keyword in call.keywords)
+        for call in ctx.model.nodes(ast.Call)
+    )
+    for key, value in zip(node.keys, node.values, strict=True):
+        if isinstance(key, ast.Constant) and key.value == "pin_memory" and splatted:
+            if isinstance(value, ast.Constant) and value.value is True:
+                message = "a TPU host has no pinned memory: a loader with these arguments is refused, or warns"
+                yield Report(key, message, Fix((Edit(*ctx.source.span(value), "False"),)))
 
 
 def _is_off(node: ast.expr) -> bool:

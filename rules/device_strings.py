@@ -83,6 +83,34 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
         return a, b, torch.ones(n, device="tpu")
     ```
 
+    ## Example: the type of a device
+    ```python
+    import torch
+
+    def run(device="cuda"):
+        device_type = "cuda" if "cuda" in device else "cpu"
+        return torch.ones(1, device=device), device_type
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import torch
+    import torch_xla  # noqa: F401  registers the device
+
+    def run(device="xla"):
+        device_type = "xla" if "xla" in device else "cpu"
+        return torch.ones(1, device=device), device_type
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import torch
+
+    def run(device="tpu"):
+        device_type = "tpu" if "tpu" in device else "cpu"
+        return torch.ones(1, device=device), device_type
+    ```
+
     ## Example: an option with choices
     ```python
     import argparse
@@ -155,7 +183,27 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
         edits = [replace(ctx.source, found.node, device_string(ctx, quote(ctx.text(_first_literal(found.node)))))]
         edits.extend(_index_argument(found, ctx))
         edits.extend(_choices(found, ctx))
-        yield Report(node, message, Fix(tuple(edits), safe=not found.index))
+        test = _asks_for_type(found.node, ctx)
+        if test is not None:
+            mark = quote(ctx.text(test))
+            edits.append(Edit(*ctx.source.span(test), f"{mark}{ctx.device}{mark}"))
+        claims = (parent(test),) if test is not None else ()
+        yield Report(node, message, Fix(tuple(edits), safe=not found.index), claims=claims)  # type: ignore[arg-type]
+
+
+def _asks_for_type(node: ast.expr, ctx: Context) -> ast.Constant | None:
+    """The literal in the test of `"cuda" if "cuda" in device else "cpu"`, which names the type of a device."""
+    choice = parent(node)
+    if not isinstance(choice, ast.IfExp) or node is not choice.body:
+        return None
+    match choice.test:
+        case ast.Compare(left=ast.Constant(value="cuda") as text, ops=[ast.In()]):
+            return text
+        case ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant(value="cuda") as text]):
+            return text
+        case ast.Call(func=ast.Attribute(attr="startswith"), args=[ast.Constant(value="cuda") as text]):
+            return text
+    return None
 
 
 def _first_literal(node: ast.expr) -> ast.expr:

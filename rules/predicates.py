@@ -113,6 +113,37 @@ def device_predicate(
         return x.device.type in ("cuda", "xpu", "tpu")
     ```
 
+    ## Example: a guard around a move
+    ```python
+    import torch
+
+    def noise(mu, eps):
+        if mu.is_cuda:
+            eps = eps.cuda()
+        return mu + eps
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import torch
+    import torch_xla  # noqa: F401  registers the device
+
+    def noise(mu, eps):
+        if mu.device.type == "xla":
+            eps = eps.to("xla")
+        return mu + eps
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import torch
+
+    def noise(mu, eps):
+        if mu.device.type == "tpu":
+            eps = eps.to("tpu")
+        return mu + eps
+    ```
+
     ## Example: a guard around a kernel
     ```python
     import torch
@@ -187,6 +218,10 @@ def _is_cuda(node: ast.Attribute, ctx: Context) -> Iterator[Report]:
         edit = Edit(end - len(node.attr), end, f'device.type == "{ctx.device}"')
         message = "`is_cuda` is False on a TPU, and the assertion stops the program"
         yield Report(node, message, Fix((edit,)))
+    elif _only_moves(node, ctx):
+        edit = Edit(end - len(node.attr), end, f'device.type == "{ctx.device}"')
+        message = "`is_cuda` is False on a TPU, so that this move is left out and two devices meet"
+        yield Report(node, message, Fix((edit,)))
     else:
         yield Report(
             node,
@@ -194,6 +229,28 @@ def _is_cuda(node: ast.Attribute, ctx: Context) -> Iterator[Report]:
             unfixed="what it guards may be a CUDA kernel; decide whether the branch holds for the TPU",
             severity="info",
         )
+
+
+_MOVING = frozenset("cuda to cpu float half bfloat16 contiguous detach clone long int bool type_as size".split())
+
+
+def _only_moves(node: ast.Attribute, ctx: Context) -> bool:
+    """Whether the question decides on nothing but moving tensors to the device: what it guards holds for the TPU."""
+    above = parent(node)
+    if isinstance(above, ast.If) and above.test is node:
+        guarded: list[ast.AST] = list(above.body)
+        if not all(isinstance(stmt, ast.Assign) for stmt in above.body):
+            return False
+    elif isinstance(above, ast.IfExp) and above.test is node:
+        guarded = [above.body]
+    else:
+        return False
+    calls = [item for stmt in guarded for item in ast.walk(stmt) if isinstance(item, ast.Call)]
+    moves = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in ("cuda", "to")]
+    return bool(moves) and all(
+        isinstance(call.func, ast.Attribute) and call.func.attr in _MOVING and not ctx.qualname(call.func)
+        for call in calls
+    )
 
 
 def _only_conjunction(node: ast.AST, test: ast.expr) -> bool:

@@ -159,6 +159,8 @@ def remove_arguments(source: Source, call: ast.Call, arguments: list[ast.expr | 
             end = _after_comma(source, end, limit, whole_line=alone)
             if alone and source.text[end - 1 : end] in ("\n", "\r"):
                 start = source.line_start(start)  # the line held nothing else
+            elif not alone and source.text[end : end + 1] in ("\n", "\r"):
+                start -= len(source.text[:start]) - len(source.text[:start].rstrip(" \t"))  # no space at the line's end
         else:  # the last ones of a line: take the comma before
             start = spans[index - 1][1]
         edits.append(Edit(start, end, ""))

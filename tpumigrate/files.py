@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -65,7 +66,7 @@ def _walk(root: str, excluded: pathspec.PathSpec, problems: list[Problem]) -> It
     ignored: dict[str, list[tuple[str, pathspec.PathSpec]]] = {}
 
     def unreadable(error: OSError) -> None:
-        problems.append(Problem(str(error.filename), f"cannot list the directory: {error.strerror}"))
+        problems.append(Problem(os.path.normpath(str(error.filename)), f"cannot list the directory: {error.strerror}"))
 
     for folder, folders, names in os.walk(root, onerror=unreadable):
         specs = ignored.get(os.path.dirname(folder), _inherited(folder) if folder == root else [])
@@ -152,7 +153,7 @@ def write(path: str, before: bytes, after: bytes) -> None:
             file.write(after)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
+        _dress_like(temporary, os.stat(target))
         with open(target, "rb") as file:
             if file.read() != before:
                 raise FileChanged(path)
@@ -160,3 +161,12 @@ def write(path: str, before: bytes, after: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _dress_like(path: str, info: os.stat_result) -> None:
+    """Give a new file the owner (where that is allowed) and the mode of another."""
+    own = os.stat(path)
+    if (own.st_uid, own.st_gid) != (info.st_uid, info.st_gid):
+        with contextlib.suppress(OSError):
+            os.chown(path, info.st_uid, info.st_gid)
+    os.chmod(path, stat.S_IMODE(info.st_mode))  # last: a change of owner clears some bits

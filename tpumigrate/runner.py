@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ def _prefilter(rules: Iterable[Rule]) -> re.Pattern[bytes]:
 
 
 def _process(path: str, data: bytes, rules: Sequence[Rule], prefilter: re.Pattern[bytes], job: Job) -> FileResult:
-    if not prefilter.search(data):
+    if not prefilter.search(data) and b"\0" not in data:  # a NUL may hide every word, as in UTF-16
         return FileResult(path)
     try:
         source = Source.decode(data)
@@ -143,6 +144,18 @@ def _process(path: str, data: bytes, rules: Sequence[Rule], prefilter: re.Patter
         return FileResult(path, problem=Problem(path, f"not changed: the fix does not fit the encoding: {error}"))
     except OSError as error:
         return FileResult(path, problem=Problem(path, f"cannot write: {error.strerror}"))
+    except RecursionError:
+        return FileResult(path, problem=Problem(path, "cannot analyse: nested too deeply" + _hidden(data)))
+    except Exception as error:  # a mistake of ours in one file must not take the others with it
+        return FileResult(path, problem=Problem(path, _internal(error)))
+
+
+def _internal(error: Exception) -> str:
+    """What went wrong in the tool itself, in one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return f"internal error at {place}: {what}; please report this file as a bug"
 
 
 def _hidden(data: bytes) -> str:

@@ -60,15 +60,14 @@ class Source:
             line = data.count(b"\n", 0, data.index(b"\0")) + 1
             raise CannotRead("contains a NUL byte: not Python source", line)
         bom = data.startswith(BOM)
-        try:
-            encoding = "utf-8" if bom else tokenize.detect_encoding(io.BytesIO(data).readline)[0]
-        except SyntaxError as error:
-            raise CannotRead(str(error.msg), 1) from None
+        encoding = _encoding(data)
         try:
             text = data.removeprefix(BOM).decode(encoding)
         except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
+            line = data.count(b"\n", 0, error.start + (len(BOM) if bom else 0)) + 1
             raise CannotRead(f"not valid {encoding}: {error.reason}", line) from None
+        except LookupError:
+            raise CannotRead(f"{encoding} is no encoding of text", 1) from None
         return cls(text, encoding, bom)
 
     def encode(self, text: str) -> bytes:
@@ -165,3 +164,14 @@ class Source:
                 return
             yield Token(str(match.lastgroup), match.group(), match.start(), match.end())
             position = match.end()
+
+
+def _encoding(data: bytes) -> str:
+    """The encoding that a file declares by its byte order mark or its first two lines."""
+    try:
+        encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    except SyntaxError as error:
+        if "invalid or missing" in str(error.msg):
+            return "utf-8"  # nothing declared: decoding tells what is wrong, and where
+        raise CannotRead(str(error.msg), 1) from None
+    return "utf-8" if encoding == "utf-8-sig" else encoding
