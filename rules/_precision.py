@@ -1,4 +1,4 @@
-"""What the rules of precision share: which dtype an expression chooses, and how bfloat16 is put in its place."""
+"""What the rules of precision share: which dtype an expression chooses, how bfloat16 takes its place."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ CUSTOM_FORWARD_BACKWARD = frozenset(
     for which in ("custom_fwd", "custom_bwd")
 )
 ANY_AUTOCAST = AUTOCAST | CUDA_AUTOCAST | XLA_AUTOCAST
+_NAMES = ("fp16", "float16", "half", "16", "16-mixed", "fp16-mixed")
 # Calls that only look: evaluating them or not makes no difference.
-_LOOKS = frozenset(
-    """bool int float str len hasattr isinstance getattr any all get getenv lower upper startswith endswith
-    is_available is_bf16_supported get_device_capability device_count current_device device get_rank
-    get_world_size is_initialized parameters get_device_properties""".split()
-)
+_LOOKS = {
+    "bool", "int", "float", "str", "len", "hasattr", "isinstance", "getattr", "any", "all", "get",
+    "getenv", "lower", "upper", "startswith", "endswith", "is_available", "is_bf16_supported",
+    "get_device_capability", "device_count", "current_device", "device", "get_rank", "get_world_size",
+    "is_initialized", "parameters", "get_device_properties",
+}  # fmt: skip
 
 
 def values(node: ast.expr) -> Iterator[ast.expr]:
@@ -99,8 +101,36 @@ def before_arguments(call: ast.Call, text: str, keyword: str, ctx: Context) -> E
     keyword: written in front of what was the first argument, when its place now means something else
     """
     source = ctx.source
-    first = min(argument_span(source, item)[0] for item in [*call.args, *call.keywords])
+    every: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    first = min(argument_span(source, item)[0] for item in every)
     line = source.line_end(call_parentheses(source, call)[0])
     if line <= first and not source.text[source.line_start(first) : first].strip():
-        return Edit(line, first, f"{source.indent(first)}{text},{source.newline}{source.text[line:first]}{keyword}")
+        return Edit(
+            line, first, f"{source.indent(first)}{text},{source.newline}{source.text[line:first]}{keyword}"
+        )
     return Edit(first, first, f"{text}, {keyword}")
+
+
+def float16_wanted(node: ast.AST, ctx: Context) -> str:
+    """Why float16 is exactly what is meant at this place, "" when nothing says so.
+
+    A branch taken because a tensor is float16, or because a setting is named "fp16", means float16.
+    """
+    child = node
+    for above in parents(node):
+        if isinstance(above, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            break
+        if isinstance(above, ast.If | ast.IfExp) and (child is above.body or child in _statements(above)):
+            for test in ast.walk(above.test):
+                if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq | ast.Is | ast.In):
+                    compared = list(ast.walk(test))
+                    if any(is_float16(item, ctx) for item in compared):
+                        return "it matches a tensor that is float16: choose bfloat16 where that one is made"
+                    if any(isinstance(item, ast.Constant) and item.value in _NAMES for item in compared):
+                        return "a setting names float16: choose bfloat16 there"
+        child = above
+    return ""
+
+
+def _statements(node: ast.If | ast.IfExp) -> list[ast.stmt]:
+    return node.body if isinstance(node, ast.If) else []

@@ -32,7 +32,7 @@ class Stays(Exception):
 
 @dataclass
 class _Removal:
-    """What taking the scaler out takes: calls rewritten, statements deleted, `if`s that ask for the scaler."""
+    """What taking the scaler out takes: calls rewritten, statements deleted, `if`s that ask for it."""
 
     edits: list[Edit] = field(default_factory=list)
     deletes: list[ast.stmt] = field(default_factory=list)
@@ -85,12 +85,14 @@ def _kept_in(call: ast.Call, ctx: Context) -> ast.Name | ast.Attribute:
 def _delete_binding(target: ast.AST, removal_: _Removal, ctx: Context) -> None:
     """Delete the assignment to a place of the scaler."""
     statement = parent(target)
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and _is_maker(statement.value, ctx):
-        removal_.deletes.append(statement)
-    elif isinstance(statement, ast.AnnAssign) and (statement.value is None or _is_maker(statement.value, ctx)):
-        removal_.deletes.append(statement)
-    else:
+    simple = isinstance(statement, ast.AnnAssign) or (
+        isinstance(statement, ast.Assign) and len(statement.targets) == 1
+    )
+    if not simple or not isinstance(statement, ast.Assign | ast.AnnAssign):
+        raise Stays(f"`{ctx.text(target)}` is not simply assigned")
+    if statement.value is not None and not _is_maker(statement.value, ctx):
         raise Stays(f"`{ctx.text(target)}` is given other values too")
+    removal_.deletes.append(statement)
 
 
 def _name_uses(target: ast.Name, removal_: _Removal, ctx: Context) -> list[ast.expr]:
@@ -125,11 +127,16 @@ def _attribute_uses(target: ast.Attribute, removal_: _Removal, ctx: Context) -> 
     owner = class_of(target)
     if owner is None or not _is_self(target.value):
         raise Stays("it is kept in an attribute of another object")
-    if any(not (isinstance(base, ast.Name) and base.id == "object") for base in owner.bases) or owner.keywords:
+    if (
+        any(not (isinstance(base, ast.Name) and base.id == "object") for base in owner.bases)
+        or owner.keywords
+    ):
         raise Stays(f"a base class of `{owner.name}` may use `self.{target.attr}`")
     if any(_names(base, owner.name) for other in ctx.model.nodes(ast.ClassDef) for base in other.bases):
         raise Stays(f"a class derived from `{owner.name}` may use `self.{target.attr}`")
-    if not target.attr.startswith("_") and not any(_names(call.func, owner.name) for call in ctx.model.nodes(ast.Call)):
+    if not target.attr.startswith("_") and not any(
+        _names(call.func, owner.name) for call in ctx.model.nodes(ast.Call)
+    ):
         raise Stays(f"other files may read `{target.attr}` of a `{owner.name}`")
     uses: list[ast.expr] = []
     for node in ctx.model.nodes(ast.Attribute):
@@ -171,15 +178,18 @@ def _take_out(use: ast.expr, removal_: _Removal, ctx: Context) -> None:
             _method(call, above.attr, removal_, ctx)
             return
         raise Stays(f"`{ctx.text(above)}` is read")
-    question = above
-    if isinstance(question, ast.UnaryOp) and isinstance(question.op, ast.Not):
-        question = parent(question)
-    elif isinstance(question, ast.Compare) and len(question.ops) == 1 and is_constant(question.comparators[0], None):
-        question = parent(question)
-    if isinstance(question, ast.If) and not any(item is use for item in question.body):
+    question = parent(above) if above is not None and _is_question(above) else above
+    if isinstance(question, ast.If):
         removal_.questions.append(question)
         return
     raise Stays(_where(use, above, ctx))
+
+
+def _is_question(node: ast.AST) -> bool:
+    """`not scaler`, `scaler is None`, `scaler is not None`."""
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    return isinstance(node, ast.Compare) and len(node.ops) == 1 and is_constant(node.comparators[0], None)
 
 
 def _where(use: ast.expr, above: ast.AST | None, ctx: Context) -> str:
@@ -215,7 +225,9 @@ def _only_argument(call: ast.Call, argument: ast.expr, after: str, ctx: Context)
     source = ctx.source
     start, end = source.span(call)
     first, last = source.span(argument)
-    if any(token.kind == "comment" for span in ((start, first), (last, end)) for token in source.tokens(*span)):
+    if any(
+        token.kind == "comment" for span in ((start, first), (last, end)) for token in source.tokens(*span)
+    ):
         raise Stays("a comment stands inside one of its calls")
     tight = isinstance(parent(call), ast.Attribute | ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Compare)
     several_lines = "\n" in source.text[first:last]
@@ -228,7 +240,12 @@ def _note_branches(call: ast.AST, removal_: _Removal) -> None:
     """Remember the innermost `if ... else` around a call: its branches may become the same."""
     child, above = call, parent(call)
     while above is not None and not isinstance(above, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
-        if isinstance(above, ast.If) and above.orelse and child in above.body and above not in removal_.branches:
+        if (
+            isinstance(above, ast.If)
+            and above.orelse
+            and child in above.body
+            and above not in removal_.branches
+        ):
             removal_.branches.append(above)
         child, above = above, parent(above)
 
@@ -243,8 +260,9 @@ def _grow(deletes: list[ast.stmt]) -> None:
         above = parent(item)
         if id(above) in gone:
             continue
-        header = above.test if isinstance(above, ast.If) else above.iter if isinstance(above, ast.For) else None
-        if header is None or not isinstance(above, ast.If | ast.For) or not looks_only(header):
+        if not isinstance(above, ast.If | ast.For):
+            continue
+        if not looks_only(above.test if isinstance(above, ast.If) else above.iter):
             continue
         if all(id(child) in gone for child in [*above.body, *above.orelse]):
             gone.add(id(above))
@@ -289,9 +307,10 @@ def _joined(node: ast.If, removal_: _Removal, ctx: Context) -> list[Edit]:
     first = source.span(node.orelse[0])[0]
     row = source.line_start(first)
     inner = source.text[row:first]
-    tokens = list(source.tokens(start, end))
-    if inner.strip() or not inner.startswith(outer) or any("\n" in token.text for token in tokens if token.kind == "string"):
+    if inner.strip() or not inner.startswith(outer):
         return []
+    if any(token.kind == "string" and "\n" in token.text for token in source.tokens(first, end)):
+        return []  # white space inside a string is text
     if any(token.kind == "comment" for token in source.tokens(start, first)):
         return []
     body, orelse = (_left(item, removal_, ctx) for item in (node.body, node.orelse))
@@ -313,9 +332,13 @@ def _left(statements: list[ast.stmt], removal_: _Removal, ctx: Context) -> list[
         return None
     gone = [source.span(item) for item in removal_.deletes]
     gone = [span for span in gone if not _within(span, [other for other in gone if other != span])]
-    edits = [Edit(item.start - begin, item.end - begin, item.text) for item in removal_.edits
-             if _within((item.start, item.end), [(begin, end)]) and not _within((item.start, item.end), gone)]  # fmt: skip
-    edits += [Edit(low - begin, high - begin, "pass") for low, high in gone if _within((low, high), [(begin, end)])]
+    kept = [item for item in removal_.edits if not _within((item.start, item.end), gone)]
+    every = [*kept, *(Edit(low, high, "pass") for low, high in gone)]
+    edits = [
+        Edit(item.start - begin, item.end - begin, item.text)
+        for item in every
+        if begin <= item.start and item.end <= end
+    ]
     try:
         tree = ast.parse("if 1:\n" + apply(source.text[begin:end], sorted(edits)))
     except SyntaxError:

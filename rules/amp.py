@@ -25,6 +25,7 @@ from ._precision import (
 )
 
 _DTYPE = "dtype=" + name("torch") + ".bfloat16"
+_CUDA = "autocast for CUDA does nothing on the TPU"
 
 
 @rule("TPU201", "autocast", anchors=("autocast",))
@@ -32,15 +33,15 @@ def autocast(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iterato
     """Autocast is meant for CUDA, or casts to float16.
 
     ## What it does
-    Finds `torch.cuda.amp.autocast()`, `torch.autocast("cuda")`, `torch.amp.autocast("cuda")` and the retired
-    `torch_xla.amp.autocast()`, and writes autocast for the TPU with `dtype=torch.bfloat16`. The first positional
-    argument of the old form is `enabled`, of the new one `device_type`: positional arguments become keywords.
-    Regions that switch autocast off only change their device.
+    Finds `torch.cuda.amp.autocast()`, `torch.autocast("cuda")`, `torch.amp.autocast("cuda")` and the
+    retired `torch_xla.amp.autocast()`, and writes autocast for the TPU with `dtype=torch.bfloat16`. The
+    first positional argument of the old form is `enabled`, of the new one `device_type`: positional
+    arguments become keywords. Regions that switch autocast off only change their device.
 
     ## Why it matters on a TPU
-    Autocast for "cuda" silently does nothing to tensors on a TPU. `torch.autocast("tpu")` without a dtype casts to
-    float16, for which the matrix unit has no fast path and which overflows without loss scaling. bfloat16 has the
-    range of float32.
+    Autocast for "cuda" silently does nothing to tensors on a TPU. `torch.autocast("tpu")` without a dtype
+    casts to float16, for which the matrix unit has no fast path and which overflows without loss scaling.
+    bfloat16 has the range of float32.
 
     ## Example
     ```python
@@ -227,14 +228,14 @@ def autocast(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iterato
         if set(names) <= ANY_AUTOCAST and not set(names) <= AUTOCAST:
             yield Report(
                 node,
-                f"autocast for CUDA does nothing on the TPU; write `torch.autocast({_quoted(ctx)}, dtype=torch.bfloat16)`",
+                _CUDA,
                 unfixed="two imports give autocast its meaning, and their arguments differ",
             )
             return
         names = ("torch.autocast",) if set(names) <= AUTOCAST else ()
     called = names[0] if names else ctx.model.star_name(node.func)
     if called in CUDA_AUTOCAST and not names:
-        yield Report(node, "autocast for CUDA does nothing on the TPU", unfixed="it comes from a star import")
+        yield Report(node, _CUDA, unfixed="it comes from a star import")
     elif called in CUDA_AUTOCAST:
         yield _cuda_style(node, ctx)
     elif called in XLA_AUTOCAST:
@@ -253,7 +254,11 @@ def _quoted(ctx: Context) -> str:
 
 def _reference(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Report]:
     """CUDA's autocast as a value, where the arguments it will get are not known."""
-    if not isinstance(node.ctx, ast.Load) or is_called(node) or isinstance(parent(node), ast.Attribute | ast.Compare):
+    if (
+        not isinstance(node.ctx, ast.Load)
+        or is_called(node)
+        or isinstance(parent(node), ast.Attribute | ast.Compare)
+    ):
         return
     if ctx.qualname(node) not in CUDA_AUTOCAST | XLA_AUTOCAST:
         return
@@ -262,27 +267,30 @@ def _reference(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Report]
         return
     yield Report(
         node,
-        f"autocast for CUDA does nothing on the TPU; write "
-        f"`functools.partial(torch.autocast, {_quoted(ctx)}, dtype=torch.bfloat16)`",
-        unfixed="its first argument is `enabled`, that of torch.autocast is `device_type`: see how it is called",
+        f"{_CUDA}; write `functools.partial(torch.autocast, {_quoted(ctx)}, dtype=torch.bfloat16)`",
+        unfixed="its first argument is `enabled`, that of torch.autocast is `device_type`, see its calls",
     )
 
 
 def _is_open(call: ast.Call) -> bool:
     """Whether a call has arguments that its text does not name."""
-    return any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords)
+    return any(isinstance(item, ast.Starred) for item in call.args) or any(
+        item.arg is None for item in call.keywords
+    )
 
 
 def _cuda_style(call: ast.Call, ctx: Context) -> Report:
     """`torch.cuda.amp.autocast(enabled, dtype, cache_enabled)`."""
-    message = f"autocast for CUDA does nothing on the TPU; it is `torch.autocast({_quoted(ctx)}, dtype=torch.bfloat16)`"
+    message = f"{_CUDA}; it is `torch.autocast({_quoted(ctx)}, dtype=torch.bfloat16)`"
     if _is_open(call) or len(call.args) > 3:
         return Report(call, message, unfixed="its arguments are passed on by star: name them")
     edits = [ctx.edit(call.func, name("torch") + ".autocast")]
     if call.args or call.keywords:
         edits.append(before_arguments(call, device_string(ctx), "enabled=" if call.args else "", ctx))
         edits.extend(_keywords(call, 1, ("enabled", "dtype", "cache_enabled"), ctx))
-        edits.extend(_dtype_edits(call, ctx, ctx.arg(call, "enabled", 0), ctx.arg(call, "dtype", 1), adds=True))
+        edits.extend(
+            _dtype_edits(call, ctx, ctx.arg(call, "enabled", 0), ctx.arg(call, "dtype", 1), adds=True)
+        )
     else:
         edits.append(add_argument(ctx.source, call, f"{device_string(ctx)}, {_DTYPE}"))
     return Report(call, message, Fix(tuple(edits)))
@@ -297,7 +305,9 @@ def _keywords(call: ast.Call, start: int, parameters: tuple[str, ...], ctx: Cont
 
 def _xla_style(call: ast.Call, ctx: Context) -> Report:
     """`torch_xla.amp.autocast(device, enabled, dtype, cache_enabled)`, which fails off the TPU."""
-    message = f"`torch_xla.amp.autocast` is retired; it is `torch.autocast({_quoted(ctx)}, dtype=torch.bfloat16)`"
+    message = (
+        f"`torch_xla.amp.autocast` is retired; it is `torch.autocast({_quoted(ctx)}, dtype=torch.bfloat16)`"
+    )
     device = ctx.arg(call, "device", 0)
     if _is_open(call) or device is None:
         return Report(call, message, unfixed="its arguments are passed on by star: name them")
@@ -328,9 +338,12 @@ def _new_style(call: ast.Call, ctx: Context, shift: int) -> Iterator[Report]:
     dtype = ctx.arg(call, "dtype", 1 + shift)
     edits.extend(_dtype_edits(call, ctx, ctx.arg(call, "enabled", 2 + shift), dtype, adds=adds and not open_))
     if not edits:
+        if open_ and adds and dtype is None and isinstance(device, ast.Constant):
+            message = "autocast on the TPU casts to float16 unless told: pass `dtype=torch.bfloat16`"
+            yield Report(call, message, unfixed="the dtype may be among the arguments passed on by star")
         return
     if foreign:
-        message = f"autocast for CUDA does nothing on the TPU; the device type is {_quoted(ctx)}"
+        message = f"{_CUDA}; the device type is {_quoted(ctx)}"
     elif dtype is None:
         message = "autocast on the TPU casts to float16 unless told: pass `dtype=torch.bfloat16`"
     else:

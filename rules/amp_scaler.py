@@ -9,7 +9,6 @@ from tpumigrate.edits import Edit, Fix, add_argument, call_parentheses, name, re
 from tpumigrate.model import parent, statement
 from tpumigrate.rule import Context, Report, rule
 
-from ._common import device_string
 from ._devices import device_text, quote
 from ._precision import before_arguments, is_called, is_constant
 from ._scaler import ANY_SCALER, CUDA_SCALERS, SCALERS, XLA_SCALERS, Stays, removal
@@ -22,16 +21,18 @@ def grad_scaler(node: ast.Call | ast.ClassDef | ast.Attribute | ast.Name, ctx: C
     """Loss scaling with a GradScaler.
 
     ## What it does
-    Finds `GradScaler()` of torch.amp, torch.cuda.amp and torch_xla.amp. When everything that the file does with the
-    scaler is understood, one fix takes all of it out: `scaler.scale(loss).backward()` becomes `loss.backward()`,
-    `scaler.step(opt)` becomes `opt.step()`, `unscale_` and `update` go, and two branches that differ only in the
-    scaler become one. Otherwise (it is part of the checkpoint, passed on, used by other classes) the object stays
-    with `enabled=False`: all its methods then pass through, and checkpoints keep their entry.
+    Finds `GradScaler()` of torch.amp, torch.cuda.amp and torch_xla.amp. When everything that the file
+    does with the scaler is understood, one fix takes all of it out: `scaler.scale(loss).backward()`
+    becomes `loss.backward()`, `scaler.step(opt)` becomes `opt.step()`, `unscale_` and `update` go, and
+    two branches that differ only in the scaler become one. Otherwise (it is part of the checkpoint,
+    passed on, used by other classes) the object stays with `enabled=False`: all its methods then pass
+    through, and checkpoints keep their entry.
 
     ## Why it matters on a TPU
-    bfloat16 has the exponents of float32: nothing underflows, nothing is to be scaled. On torch_tpu an enabled
-    scaler raises (`_amp_foreach_non_finite_check_and_unscale_` is not implemented); on torch_xla it fetches a value
-    from the device in every step and cuts the step into two graphs. `torch_xla.amp.GradScaler` is gone since 2.9.
+    bfloat16 has the exponents of float32: nothing underflows, nothing is to be scaled. On torch_tpu an
+    enabled scaler raises (`_amp_foreach_non_finite_check_and_unscale_` is not implemented); on torch_xla
+    it fetches a value from the device in every step and cuts the step into two graphs.
+    `torch_xla.amp.GradScaler` is gone since 2.9.
 
     ## Example
     ```python
@@ -109,7 +110,7 @@ def grad_scaler(node: ast.Call | ast.ClassDef | ast.Attribute | ast.Name, ctx: C
 
     class Trainer:
         def __init__(self, amp):
-            self.scaler = torch.cuda.amp.GradScaler(init_scale=1024.0, enabled=amp)
+            self.scaler = torch.cuda.amp.GradScaler(enabled=amp)
 
         def state(self):
             return {"scaler": self.scaler.state_dict()}
@@ -121,7 +122,7 @@ def grad_scaler(node: ast.Call | ast.ClassDef | ast.Attribute | ast.Name, ctx: C
 
     class Trainer:
         def __init__(self, amp):
-            self.scaler = torch.amp.GradScaler("xla", init_scale=1024.0, enabled=False)  # bf16 on TPU needs no loss scaling
+            self.scaler = torch.amp.GradScaler("xla", enabled=False)  # bf16 on TPU needs no loss scaling
 
         def state(self):
             return {"scaler": self.scaler.state_dict()}
@@ -133,7 +134,7 @@ def grad_scaler(node: ast.Call | ast.ClassDef | ast.Attribute | ast.Name, ctx: C
 
     class Trainer:
         def __init__(self, amp):
-            self.scaler = torch.amp.GradScaler("tpu", init_scale=1024.0, enabled=False)  # bf16 on TPU needs no loss scaling
+            self.scaler = torch.amp.GradScaler("tpu", enabled=False)  # bf16 on TPU needs no loss scaling
 
         def state(self):
             return {"scaler": self.scaler.state_dict()}
@@ -198,8 +199,8 @@ def grad_scaler(node: ast.Call | ast.ClassDef | ast.Attribute | ast.Name, ctx: C
     overflowed, are made.
 
     ## References
-    torch.amp.GradScaler; a disabled scaler was run on torch_xla 2.9 and torch_tpu 0.2, where it neither warns nor
-    touches the device.
+    torch.amp.GradScaler; a disabled scaler was run on torch_xla 2.9 and torch_tpu 0.2, where it neither
+    warns nor touches the device.
     """
     if isinstance(node, ast.Call):
         yield from _construction(node, ctx)
@@ -207,10 +208,16 @@ def grad_scaler(node: ast.Call | ast.ClassDef | ast.Attribute | ast.Name, ctx: C
         for base in node.bases:
             if ctx.qualname(base) in ANY_SCALER:
                 yield Report(
-                    base, _message(ctx), unfixed="a class derives from it: make its instances with `enabled=False`"
+                    base,
+                    _message(ctx),
+                    unfixed="a class derives from it: make its instances with `enabled=False`",
                 )
     elif isinstance(node.ctx, ast.Load) and ctx.qualname(node) in ANY_SCALER and _is_value(node):
-        yield Report(node, _message(ctx), unfixed="the class is used as a value: see that it is made with `enabled=False`")
+        yield Report(
+            node,
+            _message(ctx),
+            unfixed="the class is used as a value: see that it is made with `enabled=False`",
+        )
 
 
 def _message(ctx: Context) -> str:
@@ -223,8 +230,14 @@ def _is_value(node: ast.AST) -> bool:
     """Whether the class is passed or assigned, not called, tested or named in an annotation."""
     above = parent(node)
     if isinstance(above, ast.Call):
-        return above.func is not node and getattr(above.func, "id", "") not in ("isinstance", "issubclass", "cast")
-    return isinstance(above, ast.Assign | ast.keyword | ast.Dict | ast.IfExp | ast.Return) and not is_called(node)
+        return above.func is not node and getattr(above.func, "id", "") not in (
+            "isinstance",
+            "issubclass",
+            "cast",
+        )
+    return isinstance(above, ast.Assign | ast.keyword | ast.Dict | ast.IfExp | ast.Return) and not is_called(
+        node
+    )
 
 
 def _construction(call: ast.Call, ctx: Context) -> Iterator[Report]:
@@ -240,7 +253,9 @@ def _construction(call: ast.Call, ctx: Context) -> Iterator[Report]:
     device = None if old else ctx.arg(call, "device", 0)
     if _is_elsewhere(device, ctx):
         return
-    if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
+    if any(isinstance(item, ast.Starred) for item in call.args) or any(
+        item.arg is None for item in call.keywords
+    ):
         yield Report(call, _message(ctx), unfixed="its arguments are passed on by star: pass `enabled=False`")
         return
     try:
@@ -252,7 +267,11 @@ def _construction(call: ast.Call, ctx: Context) -> Iterator[Report]:
 
 def _is_elsewhere(device: ast.expr | None, ctx: Context) -> bool:
     """Whether a scaler is for the CPU or another accelerator."""
-    return isinstance(device, ast.Constant) and isinstance(device.value, str) and device.value not in ("cuda", "xla", "tpu")
+    return (
+        isinstance(device, ast.Constant)
+        and isinstance(device.value, str)
+        and device.value not in ("cuda", "xla", "tpu")
+    )
 
 
 def _disabling(

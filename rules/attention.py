@@ -26,12 +26,13 @@ def attention_backend(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """A CUDA kernel is selected for scaled dot product attention.
 
     ## What it does
-    Finds `torch.backends.cuda.sdp_kernel(...)`, `sdpa_kernel()` with nothing but CUDA's kernels, and the switches
-    `torch.backends.cuda.enable_mem_efficient_sdp()` and its like.
+    Finds `torch.backends.cuda.sdp_kernel(...)`, `sdpa_kernel()` with nothing but CUDA's kernels, and the
+    switches `torch.backends.cuda.enable_mem_efficient_sdp()` and its like.
 
     ## Why it matters on a TPU
-    torch_xla ignores the selection. torch_tpu has a flash kernel and the plain computation; with nothing but CUDA's
-    kernels allowed it raises "no viable SDPBackend found". `torch.backends.cuda.sdp_kernel` is deprecated.
+    torch_xla ignores the selection. torch_tpu has a flash kernel and the plain computation; with nothing
+    but CUDA's kernels allowed it raises "no viable SDPBackend found". `torch.backends.cuda.sdp_kernel` is
+    deprecated.
 
     ## Example
     ```python
@@ -132,7 +133,7 @@ def attention_backend(node: ast.Call, ctx: Context) -> Iterator[Report]:
 
 
 def _context(call: ast.Call, ctx: Context) -> Report:
-    """`with torch.backends.cuda.sdp_kernel(enable_flash, enable_math, enable_mem_efficient, enable_cudnn)`."""
+    """`with torch.backends.cuda.sdp_kernel(flash, math, mem_efficient, cudnn)`."""
     message = "it chooses among CUDA's attention kernels; the TPU chooses its own"
     flash, math = ctx.arg(call, "enable_flash", 0), ctx.arg(call, "enable_math", 1)
     if not ctx.xla and is_constant(flash, False) and (math is None or is_constant(math, True)):
@@ -141,7 +142,11 @@ def _context(call: ast.Call, ctx: Context) -> Report:
     item = parent(call)
     with_ = parent(item) if isinstance(item, ast.withitem) else None
     inputs = [*call.args, *(keyword.value for keyword in call.keywords)]
-    if isinstance(item, ast.withitem) and isinstance(with_, ast.With) and all(looks_only(value) for value in inputs):
+    if (
+        isinstance(item, ast.withitem)
+        and isinstance(with_, ast.With)
+        and all(looks_only(value) for value in inputs)
+    ):
         edits = unwrap_with(ctx.source, with_, [item]) if item.optional_vars is None else []
         if edits:
             return Report(call, message, Fix(tuple(edits)), severity="warning")
@@ -166,12 +171,12 @@ def _kernel(call: ast.Call, ctx: Context) -> Iterator[Report]:
     assert isinstance(first, ast.Attribute)
     owner = ctx.text(first.value)
     text = f"[{owner}.FLASH_ATTENTION, {owner}.MATH]"
-    message = "none of these kernels is there on the TPU: attention raises \"no viable SDPBackend found\""
+    message = 'none of these kernels is there on the TPU: attention raises "no viable SDPBackend found"'
     yield Report(call, message, ctx.replace(backends, text))
 
 
 def _switch(call: ast.Call, kernel: str, ctx: Context) -> Iterator[Report]:
-    """`torch.backends.cuda.enable_..._sdp(flag)`: torch_tpu heeds those of the flash and the plain computation."""
+    """The switches `torch.backends.cuda.enable_..._sdp`: torch_tpu heeds those of flash and math."""
     if not ctx.xla and kernel in ("flash", "math"):
         return
     statement = parent(call)

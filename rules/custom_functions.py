@@ -19,12 +19,13 @@ def custom_autograd_amp(node: ast.Call | ast.Attribute | ast.Name, ctx: Context)
     """`custom_fwd` and `custom_bwd` follow CUDA's autocast.
 
     ## What it does
-    Finds `torch.cuda.amp.custom_fwd`, `torch.cuda.amp.custom_bwd` and `torch.amp.custom_fwd(device_type="cuda")` and
-    writes the forms that name the device. `cast_inputs=torch.float16` becomes bfloat16.
+    Finds `torch.cuda.amp.custom_fwd`, `torch.cuda.amp.custom_bwd` and
+    `torch.amp.custom_fwd(device_type="cuda")` and writes the forms that name the device.
+    `cast_inputs=torch.float16` becomes bfloat16.
 
     ## Why it matters on a TPU
-    The old decorators look at CUDA's autocast and silently do nothing: inputs are not cast, and the backward runs
-    with whatever autocast state it meets.
+    The old decorators look at CUDA's autocast and silently do nothing: inputs are not cast, and the
+    backward runs with whatever autocast state it meets.
 
     ## Example
     ```python
@@ -173,7 +174,7 @@ def _old(called: str) -> bool:
 
 def _message(called: str, ctx: Context) -> str:
     last = called.rpartition(".")[2]
-    return f"`{last}` for CUDA does nothing on the TPU; it is `torch.amp.{last}(device_type=\"{ctx.device}\")`"
+    return f'`{last}` for CUDA does nothing on the TPU; it is `torch.amp.{last}(device_type="{ctx.device}")`'
 
 
 def _bare(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Report]:
@@ -184,7 +185,9 @@ def _bare(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Report]:
         yield Report(node, _message(called, ctx), ctx.replace(node, text))
     elif not isinstance(above, ast.Attribute | ast.Compare):
         yield Report(
-            node, _message(called, ctx), unfixed="it is used as a value: pass `functools.partial` with a device_type"
+            node,
+            _message(called, ctx),
+            unfixed="it is used as a value: pass `functools.partial` with a device_type",
         )
 
 
@@ -195,8 +198,12 @@ def _call(call: ast.Call, ctx: Context) -> Iterator[Report]:
         if not _old(called):
             yield from _device(call, called, ctx)
     elif _old(called):
-        if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
-            yield Report(call, _message(called, ctx), unfixed="its arguments are passed on by star: name them")
+        if any(isinstance(item, ast.Starred) for item in call.args) or any(
+            item.arg is None for item in call.keywords
+        ):
+            yield Report(
+                call, _message(called, ctx), unfixed="its arguments are passed on by star: name them"
+            )
             return
         edits = [ctx.edit(call.func, f"{name('torch')}.amp.{called.rpartition('.')[2]}")]
         text = f"device_type={device_string(ctx)}"

@@ -11,7 +11,14 @@ from tpumigrate.model import arguments, default_of, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import imports_torch
-from ._precision import ANY_AUTOCAST, CUSTOM_FORWARD_BACKWARD, halves_to_bfloat16, is_constant, is_float16
+from ._precision import (
+    ANY_AUTOCAST,
+    CUSTOM_FORWARD_BACKWARD,
+    float16_wanted,
+    halves_to_bfloat16,
+    is_float16,
+    to_bfloat16,
+)
 from .precision_probe import is_probed
 
 _DTYPE_NAME = re.compile(r"(?:^|_)d_?type(?:_|\d|$)", re.IGNORECASE)
@@ -23,13 +30,13 @@ def float16_dtype(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Repo
     """A dtype is chosen to be float16.
 
     ## What it does
-    Finds `torch.float16` and `torch.half` where they choose a dtype: `dtype=`, `torch_dtype=`, `param_dtype=`,
-    `.to(torch.float16)`, variables and default arguments that end up there. Comparisons, membership tests, tables and
-    dictionary keys stay: changing them would make checks vacuous.
+    Finds `torch.float16` and `torch.half` where they choose a dtype: `dtype=`, `torch_dtype=`,
+    `param_dtype=`, `.to(torch.float16)`, variables and default arguments that end up there. Comparisons,
+    membership tests, tables and dictionary keys stay: changing them would make checks vacuous.
 
     ## Why it matters on a TPU
-    The matrix unit multiplies bfloat16; float16 works but has no fast path, leaves torch_tpu's flash attention, and
-    overflows at 65504, with no loss scaling left to notice.
+    The matrix unit multiplies bfloat16; float16 works but has no fast path, leaves torch_tpu's flash
+    attention, and overflows at 65504, with no loss scaling left to notice.
 
     ## Example
     ```python
@@ -37,9 +44,11 @@ def float16_dtype(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Repo
 
     amp_dtype = torch.float16
 
-    def run(model, x, device_type):
+    def run(model, x, device_type, args):
         with torch.autocast(device_type, dtype=amp_dtype):
-            return model(x)
+            model(x)
+        chosen = {"bfloat16": torch.bfloat16, "float16": torch.float16}[args.dtype]
+        return torch.autocast(device_type, dtype=chosen)
     ```
 
     ## Use instead
@@ -48,9 +57,11 @@ def float16_dtype(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Repo
 
     amp_dtype = torch.bfloat16
 
-    def run(model, x, device_type):
+    def run(model, x, device_type, args):
         with torch.autocast(device_type, dtype=amp_dtype):
-            return model(x)
+            model(x)
+        chosen = {"bfloat16": torch.bfloat16, "float16": torch.bfloat16}[args.dtype]
+        return torch.autocast(device_type, dtype=chosen)
     ```
 
     ## Example: tensors and modules (unsafe)
@@ -79,6 +90,17 @@ def float16_dtype(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Repo
 
     def load(pipeline, name, torch_dtype=torch.bfloat16):
         return pipeline.from_pretrained(name, torch_dtype=torch_dtype)
+    ```
+
+    ## Example: named by a setting
+    ```python
+    import torch
+
+    def weights(precision):
+        dtype = torch.float32
+        if precision == "fp16":
+            dtype = torch.float16
+        return torch.zeros(2, dtype=dtype)
     ```
 
     ## Example: chosen from a table
@@ -115,8 +137,8 @@ def float16_dtype(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Repo
     ```
 
     ## Fix safety
-    Unsafe: bfloat16 has 8 bits of mantissa, float16 has 11. Safe where the dtype is used by autocast alone, as
-    bfloat16 is the target's native low precision.
+    Unsafe: bfloat16 has 8 bits of mantissa, float16 has 11. Safe where the dtype is used by autocast
+    alone, as bfloat16 is the target's native low precision.
 
     ## References
     torch.bfloat16; measured on torch_xla 2.9 and torch_tpu 0.2: float16 is accepted without a warning.
@@ -125,7 +147,13 @@ def float16_dtype(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Repo
         return
     place, above = _place(node)
     if _is_in_table(place, above):
-        if _is_chosen_from(above):
+        chosen = _chosen_from(above)
+        if chosen is not None and _only_for_autocast(*_place(chosen), ctx):
+            message = (
+                "autocast to float16 overflows without loss scaling; the TPU's low precision is bfloat16"
+            )
+            yield Report(node, message, Fix((to_bfloat16(node, ctx),)))
+        elif chosen is not None:
             yield Report(
                 node,
                 "the table offers float16, for which the TPU has no fast path: choose bfloat16",
@@ -137,8 +165,14 @@ def float16_dtype(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Repo
         return
     if place is not node and node is not _first_half(place, ctx):
         return  # one report a ternary
+    message = (
+        "float16 has no fast path on the TPU and overflows at 65504; its low precision is `torch.bfloat16`"
+    )
+    reason = float16_wanted(node, ctx)
+    if reason:
+        yield Report(node, message, unfixed=reason, severity="warning")
+        return
     edits = halves_to_bfloat16(place, ctx) if isinstance(place, ast.expr) else []
-    message = "float16 has no fast path on the TPU and overflows at 65504; its low precision is `torch.bfloat16`"
     safe = _only_for_autocast(place, above, ctx)
     yield Report(node, message, Fix(tuple(edits), safe=safe), severity="warning")
 
@@ -152,17 +186,22 @@ def _place(node: ast.AST) -> tuple[ast.AST, ast.AST | None]:
 
 
 def _first_half(place: ast.AST, ctx: Context) -> ast.AST | None:
-    return next((item for item in ast.walk(place) if is_float16(item, ctx) and _place(item)[0] is place), None)
+    return next(
+        (item for item in ast.walk(place) if is_float16(item, ctx) and _place(item)[0] is place), None
+    )
 
 
 def _is_in_table(place: ast.AST, above: ast.AST | None) -> bool:
     return isinstance(above, ast.Dict) and any(item is place for item in above.values)
 
 
-def _is_chosen_from(table: ast.AST | None) -> bool:
-    """Whether an entry of a dictionary is taken where the dictionary is written."""
+def _chosen_from(table: ast.AST | None) -> ast.expr | None:
+    """The expression that takes an entry of a dictionary where the dictionary is written: `{...}[key]`."""
     above = parent(table) if table is not None else None
-    return isinstance(above, ast.Subscript) or (isinstance(above, ast.Attribute) and above.attr == "get")
+    if isinstance(above, ast.Subscript) and above.value is table:
+        return above
+    call = parent(above) if isinstance(above, ast.Attribute) and above.attr == "get" else None
+    return call if isinstance(call, ast.Call) and call.func is above else None
 
 
 def _chooses(place: ast.AST, above: ast.AST | None, ctx: Context) -> bool:
@@ -212,7 +251,9 @@ def _positional(place: ast.AST, call: ast.Call, ctx: Context) -> bool:
 def _is_dtype_target(target: ast.expr, ctx: Context) -> bool:
     match target:
         case ast.Name():
-            return bool(_DTYPE_NAME.search(target.id)) or any(_is_dtype_use(use, ctx) for use in _uses(target, ctx))
+            return bool(_DTYPE_NAME.search(target.id)) or any(
+                _is_dtype_use(use, ctx) for use in _uses(target, ctx)
+            )
         case ast.Attribute():
             return bool(_DTYPE_NAME.search(target.attr))
     return False
@@ -231,7 +272,7 @@ def _is_dtype_use(use: ast.Name, ctx: Context) -> bool:
 
 
 def _only_for_autocast(place: ast.AST, above: ast.AST | None, ctx: Context) -> bool:
-    """Whether a variable is the dtype of autocast and of nothing else; comparisons and messages may read it."""
+    """Whether a variable is the dtype of autocast alone; comparisons and messages may read it."""
     if not isinstance(above, ast.Assign | ast.AnnAssign | ast.NamedExpr):
         return False
     target = above.targets[0] if isinstance(above, ast.Assign) else above.target
@@ -256,8 +297,8 @@ def half_method(node: ast.Call, ctx: Context) -> Iterator[Report]:
     Finds `.half()` on modules and tensors and writes `.to(torch.bfloat16)`.
 
     ## Why it matters on a TPU
-    The matrix unit multiplies bfloat16; float16 works but has no fast path, leaves torch_tpu's flash attention, and
-    overflows at 65504.
+    The matrix unit multiplies bfloat16; float16 works but has no fast path, leaves torch_tpu's flash
+    attention, and overflows at 65504.
 
     ## Example
     ```python
@@ -302,6 +343,17 @@ def half_method(node: ast.Call, ctx: Context) -> Iterator[Report]:
         return im.to(torch.bfloat16) if half else im.float()
     ```
 
+    ## Example: for a file, and to match a tensor
+    ```python
+    from copy import deepcopy
+
+    import torch
+
+    def save(path, model, x):
+        model = model.half() if x.dtype == torch.float16 else model
+        torch.save({"model": deepcopy(model).half()}, path)
+    ```
+
     ## Example: of the parent class
     ```python
     import torch
@@ -331,6 +383,7 @@ def half_method(node: ast.Call, ctx: Context) -> Iterator[Report]:
 
     x = fractions.half()
     fn = torch.Tensor.half
+    rounded = torch.ones(2).half().float()
     ```
 
     ## Fix safety
@@ -346,133 +399,31 @@ def half_method(node: ast.Call, ctx: Context) -> Iterator[Report]:
     receiver = func.value
     if isinstance(receiver, ast.Call) and getattr(receiver.func, "id", "") == "super":
         if imports_torch(ctx):
-            yield Report(node, message, unfixed="it passes on to the parent class's `half()`", severity="warning")
+            yield Report(
+                node, message, unfixed="it passes on to the parent class's `half()`", severity="warning"
+            )
         return
     kind = ctx.kind(receiver)
     if kind not in ("tensor", "module") and (kind or ctx.model.qualnames(receiver) or not imports_torch(ctx)):
+        return
+    if isinstance(parent(node), ast.Attribute) and getattr(parent(node), "attr", "") in ("float", "double"):
+        return  # rounded to float16 and back, on purpose
+    reason = float16_wanted(node, ctx) or _for_storage(node)
+    if reason:
+        yield Report(node, message, unfixed=reason, severity="warning")
         return
     _, end = ctx.source.span(func)
     edit = Edit(end - len("half"), call_parentheses(ctx.source, node)[1], f"to({name('torch')}.bfloat16)")
     yield Report(node, message, Fix((edit,), safe=False), severity="warning")
 
 
-@rule("TPU208", "float64", anchors=("float64", "double"))
-def float64(node: ast.Call, ctx: Context) -> Iterator[Report]:
-    """float64 is computed on the TPU.
-
-    ## What it does
-    Finds `model.double()`, `torch.set_default_dtype(torch.float64)`, tensors that are made on or moved to a device as
-    float64, and conversions in the `forward` of a module.
-
-    ## Why it matters on a TPU
-    TPUs have no float64 unit: it is emulated by many float32 operations, several tens of times slower, and takes
-    twice the memory. Sums that need it can be done on the CPU.
-
-    ## Example
-    ```python
-    import torch
-
-    torch.set_default_dtype(torch.float64)
-    model = torch.nn.Linear(4, 4).double()
-    ```
-
-    ## Example: made on or moved to a device
-    ```python
-    import torch
-
-    def total(device, x):
-        a = torch.zeros(1, dtype=torch.float64, device=device)
-        return a + x.to(device, torch.double)
-    ```
-
-    ## Example: in forward
-    ```python
-    import torch
-
-    class Net(torch.nn.Module):
-        def forward(self, x: torch.Tensor):
-            return x.double().sum()
-    ```
-
-    ## Not flagged
-    ```python
-    import torch
-
-    def metric(x):
-        return x.cpu().double().mean()
-    ```
-    ```python
-    import torch
-
-    w = torch.ones(3, dtype=torch.float64)
-    v = torch.ones(3, dtype=torch.float64, device="cpu")
-    same = v.dtype == torch.float64
-    ```
-    ```python
-    import numpy as np
-
-    a = np.zeros(3, dtype=np.float64)
-    ```
-
-    ## Fix safety
-    No fix: whether float32 is enough is for its author to say.
-
-    ## References
-    Measured on torch_tpu 0.2: float64 programs compile for v5e, v6e and v7x; see also torch.set_default_dtype.
-    """
-    if _is_on_device(node, ctx):
-        yield Report(
-            node,
-            "float64 is emulated on the TPU and slow: use float32 there, or compute this on the CPU",
-            unfixed="whether float32 is precise enough here is not for a tool to say",
-            severity="info",
-        )
-
-
-def _is_float64(node: ast.expr | None, ctx: Context) -> bool:
-    return node is not None and ctx.qualname(node) in ("torch.float64", "torch.double")
-
-
-def _is_on_device(call: ast.Call, ctx: Context) -> bool:
-    called = ctx.qualname(call.func)
-    if called == "torch.set_default_dtype":
-        return _is_float64(ctx.arg(call, "d", 0), ctx)
-    dtype, device = ctx.arg(call, "dtype"), ctx.arg(call, "device")
-    if called.startswith("torch."):
-        return _is_float64(dtype, ctx) and device is not None and not _is_cpu(device, ctx)
-    func = call.func
-    if not isinstance(func, ast.Attribute):
-        return False
-    kind = ctx.kind(func.value)
-    if func.attr == "double" and not call.args:
-        return kind == "module" or (kind == "tensor" and _in_forward(call, ctx) and not _from_cpu(func.value))
-    if func.attr == "to" and (kind in ("tensor", "module") or (not kind and imports_torch(ctx))):
-        if len(call.args) == 2:
-            device, dtype = call.args
-        elif len(call.args) == 1 and device is None and dtype is None:
-            return _is_float64(call.args[0], ctx) and kind == "tensor" and _in_forward(call, ctx)
-        return _is_float64(dtype, ctx) and device is not None and not _is_cpu(device, ctx)
-    return False
-
-
-def _is_cpu(node: ast.expr, ctx: Context) -> bool:
-    if isinstance(node, ast.Call) and ctx.qualname(node.func) == "torch.device" and node.args:
-        node = node.args[0]
-    return is_constant(node, None) or (isinstance(node, ast.Constant) and node.value in ("cpu", "meta"))
-
-
-def _from_cpu(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cpu"
-
-
-def _in_forward(node: ast.AST, ctx: Context) -> bool:
-    above = parent(node)
-    while above is not None and not isinstance(above, ast.FunctionDef):
-        above = parent(above)
-    owner = parent(above) if above is not None else None
-    return (
-        isinstance(above, ast.FunctionDef)
-        and above.name == "forward"
-        and isinstance(owner, ast.ClassDef)
-        and ctx.kinds.is_module_class(owner)
+def _for_storage(call: ast.Call) -> str:
+    """Why a half is likely made to be stored: a copy, or an entry of a dictionary such as a checkpoint."""
+    receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+    copied = isinstance(receiver, ast.Call) and "deepcopy" in (
+        getattr(receiver.func, "id", ""),
+        getattr(receiver.func, "attr", ""),
     )
+    if copied or isinstance(parent(call), ast.Dict):
+        return "it seems to be made for a file, where float16 is fine: see who reads it"
+    return ""

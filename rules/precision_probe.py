@@ -21,12 +21,14 @@ def matmul_precision(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """`torch.set_float32_matmul_precision` means something else on a TPU.
 
     ## What it does
-    Finds `torch.set_float32_matmul_precision(...)`. The settings "high" and "medium", which allow faster products on
-    a GPU, go; "highest" stays on torch_tpu and becomes `torch_xla.backends.set_mat_mul_precision` on torch_xla.
+    Finds `torch.set_float32_matmul_precision(...)`. The settings "high" and "medium", which allow faster
+    products on a GPU, go; "highest" stays on torch_tpu and becomes
+    `torch_xla.backends.set_mat_mul_precision` on torch_xla.
 
     ## Why it matters on a TPU
-    A TPU multiplies float32 in one bfloat16 pass unless told otherwise: its default is already the fast setting. On
-    torch_tpu "high" means three passes, which is slower; on torch_xla the call has no effect at all.
+    A TPU multiplies float32 in one bfloat16 pass unless told otherwise: its default is already the fast
+    setting. On torch_tpu "high" means three passes, which is slower; on torch_xla the call has no effect
+    at all.
 
     ## Example
     ```python
@@ -110,7 +112,7 @@ def matmul_precision(node: ast.Call, ctx: Context) -> Iterator[Report]:
     elif value in ("high", "medium") and isinstance(statement, ast.Expr):
         yield Report(node, f'"{value}" {message}', Fix(deletes=(statement,)), severity="warning")
     else:
-        unfixed = "which setting is passed is not known: pass none but \"highest\""
+        unfixed = 'which setting is passed is not known: pass none but "highest"'
         yield Report(node, f"the setting {message}", unfixed=unfixed, severity="info")
 
 
@@ -119,9 +121,9 @@ def bfloat16_probe(node: ast.Call | ast.IfExp | ast.If, ctx: Context) -> Iterato
     """The GPU is asked whether it has bfloat16, and the TPU gets float16 or float32.
 
     ## What it does
-    Finds `torch.cuda.is_bf16_supported()`, ternaries and `if`s that choose between bfloat16 and another dtype by it or
-    by the compute capability, and `torch.float16 if torch.cuda.is_available() else torch.float32`. Every TPU has
-    bfloat16.
+    Finds `torch.cuda.is_bf16_supported()`, ternaries and `if`s that choose between bfloat16 and another
+    dtype by it or by the compute capability, and `torch.float16 if torch.cuda.is_available() else
+    torch.float32`. Every TPU has bfloat16.
 
     ## Why it matters on a TPU
     `is_bf16_supported()` answers False without an exception, so that the wrong half is taken silently;
@@ -135,6 +137,7 @@ def bfloat16_probe(node: ast.Call | ast.IfExp | ast.If, ctx: Context) -> Iterato
     other = torch.float16 if not torch.cuda.is_bf16_supported() else torch.bfloat16
     third = torch.bfloat16 if torch.cuda.get_device_capability()[0] >= 8 else torch.float16
     bf16 = torch.cuda.is_bf16_supported()
+    word = "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float16"
     ```
 
     ## Use instead
@@ -145,6 +148,7 @@ def bfloat16_probe(node: ast.Call | ast.IfExp | ast.If, ctx: Context) -> Iterato
     other = torch.bfloat16
     third = torch.bfloat16
     bf16 = True
+    word = "bfloat16"
     ```
 
     ## Example: as statements
@@ -227,11 +231,23 @@ def _asks(test: ast.expr, ctx: Context) -> str:
             return "bf16" if "bf16" in asked and asked <= {"bf16", "gpu"} else ""
         case ast.Call():
             return {_SUPPORTED: "bf16", _AVAILABLE: "gpu"}.get(ctx.qualname(test.func), "")
-        case ast.Compare(left=left, ops=[ast.GtE()], comparators=[ast.Constant(value=8) | ast.Tuple() as bound]):
-            major = isinstance(left, ast.Subscript) and isinstance(left.slice, ast.Constant) and left.slice.value == 0
+        case ast.Compare(
+            left=left, ops=[ast.GtE()], comparators=[ast.Constant(value=8) | ast.Tuple() as bound]
+        ):
+            major = (
+                isinstance(left, ast.Subscript)
+                and isinstance(left.slice, ast.Constant)
+                and left.slice.value == 0
+            )
             asked_call = left.value if isinstance(left, ast.Subscript) and major else left
-            is_ampere = major if isinstance(bound, ast.Constant) else ast.unparse(bound) == "(8, 0)" and not major
-            if is_ampere and isinstance(asked_call, ast.Call) and ctx.qualname(asked_call.func) == _CAPABILITY:
+            is_ampere = (
+                major if isinstance(bound, ast.Constant) else ast.unparse(bound) == "(8, 0)" and not major
+            )
+            if (
+                is_ampere
+                and isinstance(asked_call, ast.Call)
+                and ctx.qualname(asked_call.func) == _CAPABILITY
+            ):
                 return "bf16"
     return ""
 
@@ -242,12 +258,19 @@ def _ternary(node: ast.IfExp, ctx: Context) -> Iterator[Report]:
         return
     chosen, other = (node.orelse, node.body) if asked == "no bf16" else (node.body, node.orelse)
     text = name("torch") + ".bfloat16"
-    if asked != "gpu" and ctx.qualname(chosen) == BFLOAT16 and _is_dtype(other, ctx):
+    named = _word(chosen) in ("bfloat16", "bf16") and _word(other) in ("float16", "fp16", "float32", "fp32")
+    if asked != "gpu" and (named or (ctx.qualname(chosen) == BFLOAT16 and _is_dtype(other, ctx))):
         message = "the GPU's generation decides the dtype; every TPU has bfloat16"
         yield Report(node, message, ctx.replace(node, ctx.text(chosen)))
-    elif asked == "gpu" and is_float16(chosen, ctx) and ctx.qualname(other) in ("torch.float32", "torch.float"):
+    elif (
+        asked == "gpu" and is_float16(chosen, ctx) and ctx.qualname(other) in ("torch.float32", "torch.float")
+    ):
         message = "half precision is chosen when there is a GPU; the TPU's is bfloat16"
         yield Report(node, message, ctx.replace(node, text, safe=False), claims=(node.test,))
+
+
+def _word(node: ast.expr) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _is_dtype(node: ast.expr, ctx: Context) -> bool:

@@ -182,7 +182,7 @@ def _device_argument(node: ast.Call, called: str, ctx: Context) -> Iterator[Repo
             yield Report(
                 node,
                 "fork_rng looks after the states of CUDA devices unless told otherwise",
-                unfixed="use xm.fork_rng()" if ctx.xla else 'pass device_type="tpu" and drop `devices`',
+                unfixed="use xm.fork_rng()" if ctx.xla else 'pass devices=[0], device_type="tpu"',
                 severity="warning",
             )
         return

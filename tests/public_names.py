@@ -1,7 +1,7 @@
 """Prints the public names of torch's CUDA-centric modules, one a line; to be run with a backend's python.
 
-Public is what a module lists in ``__all__``, the classes and functions without underscore that it defines itself,
-and flags that can be set. Modules, and what they import from elsewhere, are not.
+Public is what a module lists in ``__all__``, the classes and functions without underscore that it defines
+itself, and flags that can be set. Modules, and what they import from elsewhere, are not.
 """
 
 import importlib
@@ -9,22 +9,46 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-MODULES = """
-    torch.cuda torch.cuda.amp torch.cuda.amp.autocast_mode torch.cuda.amp.common torch.cuda.amp.grad_scaler
-    torch.cuda.comm torch.cuda.gds torch.cuda.graphs torch.cuda.green_contexts torch.cuda.jiterator torch.cuda.memory
-    torch.cuda.nccl torch.cuda.nvtx torch.cuda.profiler torch.cuda.random torch.cuda.sparse torch.cuda.streams
-    torch.cuda.tunable torch.backends.cuda torch.backends.cudnn
-    torch.accelerator torch.accelerator.graphs torch.accelerator.memory
-""".split()
-SETTINGS = """
-    torch.backends.cudnn torch.backends.cudnn.conv torch.backends.cudnn.rnn torch.backends.cuda.matmul
-""".split()
+MODULES = [
+    "torch.cuda",
+    "torch.cuda.amp",
+    "torch.cuda.amp.autocast_mode",
+    "torch.cuda.amp.common",
+    "torch.cuda.amp.grad_scaler",
+    "torch.cuda.comm",
+    "torch.cuda.gds",
+    "torch.cuda.graphs",
+    "torch.cuda.green_contexts",
+    "torch.cuda.jiterator",
+    "torch.cuda.memory",
+    "torch.cuda.nccl",
+    "torch.cuda.nvtx",
+    "torch.cuda.profiler",
+    "torch.cuda.random",
+    "torch.cuda.sparse",
+    "torch.cuda.streams",
+    "torch.cuda.tunable",
+    "torch.backends.cuda",
+    "torch.backends.cudnn",
+    "torch.accelerator",
+    "torch.accelerator.graphs",
+    "torch.accelerator.memory",
+]
+SETTINGS = [
+    "torch.backends.cudnn",
+    "torch.backends.cudnn.conv",
+    "torch.backends.cudnn.rnn",
+    "torch.backends.cuda.matmul",
+]
 # Documented, but where the rules above do not look.
-OTHERS = """
-    torch.cuda.OutOfMemoryError torch.cuda.AcceleratorError torch.version.cuda
-    torch.backends.cuda.cufft_plan_cache.size torch.backends.cuda.cufft_plan_cache.max_size
-    torch.backends.cuda.cufft_plan_cache.clear
-""".split()
+OTHERS = [
+    "torch.cuda.OutOfMemoryError",
+    "torch.cuda.AcceleratorError",
+    "torch.version.cuda",
+    "torch.backends.cuda.cufft_plan_cache.size",
+    "torch.backends.cuda.cufft_plan_cache.max_size",
+    "torch.backends.cuda.cufft_plan_cache.clear",
+]
 
 
 def find(name: str) -> Any:
@@ -48,7 +72,7 @@ def members(module: Any) -> Iterator[str]:
 
 
 def settings(place: Any) -> Iterator[str]:
-    """Flags of an object: what its class describes, what its module annotates, what ``__getattr__`` answers to."""
+    """Flags of an object, which its class describes, its module annotates, or ``__getattr__`` answers to."""
     yield from (name for name, value in vars(type(place)).items() if hasattr(type(value), "__set__"))
     yield from getattr(getattr(place, "m", None), "__annotations__", ())
     answers = getattr(type(place), "__getattr__", None)

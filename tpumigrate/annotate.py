@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from tpumigrate.deletion import same_line
 from tpumigrate.edits import Edit
 from tpumigrate.engine import Analysis
-from tpumigrate.model import statement
+from tpumigrate.model import block, statement
+from tpumigrate.source import Source
 
 PREFIX = "# TODO(tpumigrate): "
 
@@ -19,7 +21,7 @@ def annotations(analysis: Analysis, *, unsafe: bool) -> list[Edit]:
         fix = item.report.fix
         if isinstance(item.report.node, ast.Module) or (fix is not None and (unsafe or fix.safe)):
             continue
-        start = source.line_start(source.span(statement(item.report.node))[0])
+        start = source.line_start(_first_on_line(source, statement(item.report.node)))
         message = " ".join(item.report.message.split())
         notes.setdefault(start, {}).setdefault(item.rule.code, f"{item.rule.code} {message}")
     edits = []
@@ -29,6 +31,15 @@ def annotations(analysis: Analysis, *, unsafe: bool) -> list[Edit]:
         indent = source.indent(start)
         edits.append(Edit(start, start, "".join(f"{indent}{PREFIX}{text}{source.newline}" for text in new)))
     return [edit for edit in edits if edit.text]
+
+
+def _first_on_line(source: Source, stmt: ast.stmt) -> int:
+    """Offset of the first of the statements that share a logical line: its physical line begins outside of strings."""
+    siblings = block(stmt)
+    index = siblings.index(stmt)
+    while index and same_line(source, siblings[index - 1], siblings[index]):
+        index -= 1
+    return source.start(siblings[index])
 
 
 def _comments_above(analysis: Analysis, start: int) -> str:

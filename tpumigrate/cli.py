@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -95,7 +96,7 @@ def fix(apply: bool, diff: bool, unsafe: bool, annotate: bool, quiet: bool, **sh
     changed = [result for result in results if result.before != result.after]
     stdin = run.paths == ("-",)
     if stdin and apply:
-        click.echo(results[0].after if not results[0].problem else run.stdin_text, nl=False)
+        click.echo(run.fixed_stdin(results[0]), nl=False)
     elif diff or not apply:
         for result in changed:
             _echo_diff(result.path, result.before, result.after)
@@ -150,7 +151,7 @@ class _Run:
         self.paths = paths
         self.jobs = jobs
         self.stdin_filename = stdin_filename
-        self.stdin_text = ""
+        self.stdin = b""
         self.trouble = False
         start = Path(stdin_filename if paths == ("-",) and stdin_filename != "<stdin>" else paths[0])
         start = start if start.exists() else Path.cwd()
@@ -176,21 +177,34 @@ class _Run:
             codes = [rule.code for rule in all_rules()]
         except BadRule as error:
             _fail(str(error))
-        for prefix in (*self.settings.select, *self.settings.ignore):
+        per_file = (code for listed in self.settings.per_file_ignores.values() for code in listed)
+        for prefix in (*self.settings.select, *self.settings.ignore, *per_file):
             if prefix != "ALL" and not any(code.startswith(prefix) for code in codes):
                 _fail(f"no rule has the code or prefix {prefix!r}; `tpumigrate rule` lists all")
         if self.paths == ("-",):
             return [self._process_stdin(**what)]
-        found = files.discover(self.paths, self.settings.exclude)
+        found = files.discover(self.paths, self.settings.exclude, self.settings.root)
         results = list(run(found.paths, self.settings, self.target, jobs=self.jobs, **what))
         return [*results, *(FileResult(problem.path, problem=problem) for problem in found.problems)]
 
     def _process_stdin(self, **what: bool) -> Any:
         from tpumigrate.runner import run_text
 
-        data = sys.stdin.buffer.read()
-        self.stdin_text = data.decode("utf-8", errors="replace")
-        return run_text(self.stdin_filename, data, self.settings, self.target, **{**what, "apply": False})
+        self.stdin = sys.stdin.buffer.read()
+        return run_text(self.stdin_filename, self.stdin, self.settings, self.target, **{**what, "apply": False})
+
+    def fixed_stdin(self, result: Any) -> bytes:
+        """What goes to standard output: the fixed text in the encoding of the original, which stays when that fails."""
+        from tpumigrate.finding import Problem
+        from tpumigrate.source import Source
+
+        if result.problem or result.before == result.after:
+            return self.stdin
+        try:
+            return Source.decode(self.stdin).encode(result.after)
+        except UnicodeEncodeError as error:
+            result.problem = Problem(result.path, f"not changed: the fix does not fit the encoding: {error}")
+            return self.stdin
 
     def report_problems(self, results: Iterable[Any]) -> None:
         for result in results:
@@ -232,11 +246,12 @@ def _console(*, stderr: bool = False) -> Any:
 
 def _echo_diff(path: str, before: str, after: str) -> None:
     name = path.lstrip("/")
+    # Only \n ends a line of a patch; `str.splitlines` knows more line ends.
     rows = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
+        re.findall(r"[^\n]*\n|[^\n]+", before), re.findall(r"[^\n]*\n|[^\n]+", after), f"a/{name}", f"b/{name}"
     )
     for row in rows:
-        click.echo(row if row.endswith(("\n", "\r")) else f"{row}\n\\ No newline at end of file\n", nl=False)
+        click.echo(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n", nl=False)
 
 
 def _fail(message: str) -> NoReturn:

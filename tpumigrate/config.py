@@ -24,7 +24,8 @@ class Settings:
     target: torch_xla, torch_tpu, or auto (read from the project's dependencies)
     select, ignore: code prefixes ("ALL" for every rule)
     exclude: gitignore patterns, relative to the folders checked
-    per_file_ignores: gitignore pattern to code prefixes
+    per_file_ignores: gitignore pattern, relative to `root`, to code prefixes
+    root: the folder of the configuration; "" for the working directory
     """
 
     target: str = "auto"
@@ -32,6 +33,7 @@ class Settings:
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     per_file_ignores: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    root: str = ""
 
 
 def load(start: Path) -> tuple[Settings, Path | None]:
@@ -59,7 +61,7 @@ def load(start: Path) -> tuple[Settings, Path | None]:
 def _settings(path: Path, table: object) -> Settings:
     if not isinstance(table, dict):
         raise BadConfig(f"{path}: [tool.tpumigrate] must be a table")
-    settings = Settings()
+    settings = Settings(root=str(path.parent))
     for key, value in table.items():
         match key:
             case "target":
@@ -120,7 +122,13 @@ def _dependencies(path: Path) -> str:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return ""
-    project = document.get("project", {})
-    poetry = document.get("tool", {}).get("poetry", {})
+    project = _table(document, "project")
+    poetry = _table(_table(document, "tool"), "poetry")
     listed = [project.get("dependencies"), project.get("optional-dependencies"), poetry.get("dependencies")]
     return repr([*listed, document.get("dependency-groups")])
+
+
+def _table(document: dict[str, Any], key: str) -> dict[str, Any]:
+    """A table of a document, empty when there is none or something else in its place."""
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}

@@ -48,13 +48,13 @@ def _run(source: Source, siblings: list[ast.stmt], stmt: ast.stmt, gone: dict[in
     """`stmt` and the statements after it on its logical line that go too."""
     run = [stmt]
     for item in siblings[siblings.index(stmt) + 1 :]:
-        if id(item) not in gone or not _same_line(source, run[-1], item):
+        if id(item) not in gone or not same_line(source, run[-1], item):
             break
         run.append(item)
     return run
 
 
-def _same_line(source: Source, one: ast.stmt, other: ast.stmt) -> bool:
+def same_line(source: Source, one: ast.stmt, other: ast.stmt) -> bool:
     """Whether two neighbours are separated by a semicolon, not by a line end."""
     between = source.tokens(source.span(one)[1], source.start(other))
     return all(token.text == ";" or token.kind == "space" for token in between)
@@ -84,13 +84,13 @@ def _deletion(source: Source, siblings: list[ast.stmt], run: list[ast.stmt]) -> 
     """The edit that removes neighbours of one logical line, and the line where nothing else is on it."""
     start, end = source.start(run[0]), source.span(run[-1])[1]
     first, after = siblings.index(run[0]), siblings.index(run[-1]) + 1
-    if after < len(siblings) and _same_line(source, run[-1], siblings[after]):
+    if after < len(siblings) and same_line(source, run[-1], siblings[after]):
         return Edit(start, source.start(siblings[after]), "")
     rest = [token for token in source.tokens(end, source.line_end(end)) if token.kind not in ("space", "newline")]
     if rest and rest[0].text == ";":
         end = rest[0].end
         rest = rest[1:]
-    if first and _same_line(source, siblings[first - 1], run[0]):
+    if first and same_line(source, siblings[first - 1], run[0]):
         return Edit(source.span(siblings[first - 1])[1], end, "")
     if rest and not rest[0].text.lower().startswith(_PRAGMAS):
         return Edit(start, rest[0].start, "")  # the comment stays, on a line of its own

@@ -155,16 +155,25 @@ def remove_arguments(source: Source, call: ast.Call, arguments: list[ast.expr | 
             continue
         limit = spans[index + 1][0] if index + 1 < len(every) else closing - 1
         alone = source.text[source.line_start(start) : start].strip() == ""
+        if alone and index and not kept_later and _closes_line(source, spans[-1][1], closing, spans[index - 1][1], start):
+            alone = False  # the parenthesis moves up with the last argument that stays
         if alone or kept_later or index == 0:
             end = _after_comma(source, end, limit, whole_line=alone)
             if alone and source.text[end - 1 : end] in ("\n", "\r"):
                 start = source.line_start(start)  # the line held nothing else
             elif not alone and source.text[end : end + 1] in ("\n", "\r"):
-                start -= len(source.text[:start]) - len(source.text[:start].rstrip(" \t"))  # no space at the line's end
+                before = source.text[source.line_start(start) : start]
+                start -= len(before) - len(before.rstrip(" \t"))  # no space is left at the line's end
         else:  # the last ones of a line: take the comma before
             start = spans[index - 1][1]
         edits.append(Edit(start, end, ""))
     return _merged(edits)
+
+
+def _closes_line(source: Source, last: int, closing: int, before: int, start: int) -> bool:
+    """Whether the closing parenthesis stands behind the last argument, and no comment before the one at `start`."""
+    tail = source.text[last:closing]
+    return not {"\n", "\r"} & set(tail) and not any(t.kind == "comment" for t in source.tokens(before, start))
 
 
 def _after_comma(source: Source, end: int, limit: int, *, whole_line: bool) -> int:

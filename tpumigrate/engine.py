@@ -48,7 +48,7 @@ def analyse(source: Source, rules: Sequence[Rule], target: str, project: Project
     found.sort(key=lambda item: (item.start, -item.end, item.rule.code))
     found = _without_subsumed(source, found)
     suppressions = Suppressions(source)
-    return Analysis(model, [item for item in found if not suppressions.cover(item.rule.code, item.start, item.end)])
+    return Analysis(model, [item for item in found if not suppressions.cover(item.rule.code, item.report.node)])
 
 
 def _without_subsumed(source: Source, found: list[Found]) -> list[Found]:

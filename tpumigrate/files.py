@@ -34,10 +34,11 @@ class Discovered:
     problems: list[Problem] = field(default_factory=list)
 
 
-def discover(roots: Iterable[str], exclude: Iterable[str] = ()) -> Discovered:
+def discover(roots: Iterable[str], exclude: Iterable[str] = (), base: str = "") -> Discovered:
     """Python files below `roots`; a file named explicitly is always taken, whatever its suffix.
 
-    Honours .gitignore files of the folders walked, and `exclude` (gitignore patterns).  Symbolic links to folders
+    Honours .gitignore files of the folders walked, and `exclude` (gitignore patterns, relative to the folder walked
+    or to `base`).  Symbolic links to folders
     are not followed, so that a loop can't trap the walk.
     """
     found = Discovered()
@@ -45,7 +46,7 @@ def discover(roots: Iterable[str], exclude: Iterable[str] = ()) -> Discovered:
     excluded = _spec(exclude)
     for root in roots:
         if os.path.isdir(root):
-            for path in _walk(root, excluded, found.problems):
+            for path in _walk(root, excluded, base or os.curdir, found.problems):
                 _add(found, seen, path)
         elif os.path.lexists(root):
             _add(found, seen, root)
@@ -61,7 +62,9 @@ def _add(found: Discovered, seen: set[str], path: str) -> None:
         found.paths.append(real)
 
 
-def _walk(root: str, excluded: pathspec.PathSpec, problems: list[Problem]) -> Iterator[str]:
+def _walk(
+    root: str, excluded: pathspec.PathSpec, base: str, problems: list[Problem]
+) -> Iterator[str]:
     """Files below `root`, folders and files in alphabetical order."""
     ignored: dict[str, list[tuple[str, pathspec.PathSpec]]] = {}
 
@@ -78,7 +81,7 @@ def _walk(root: str, excluded: pathspec.PathSpec, problems: list[Problem]) -> It
         def skipped(path: str, specs: list[tuple[str, pathspec.PathSpec]] = specs) -> bool:
             relative = os.path.relpath(path, root)
             slash = "/" if os.path.isdir(path) else ""
-            return excluded.match_file(relative + slash) or any(
+            return any(excluded.match_file(name + slash) for name in (relative, os.path.relpath(path, base))) or any(
                 spec.match_file(os.path.relpath(path, base) + slash) for base, spec in specs
             )
 

@@ -50,11 +50,16 @@ _TORCH_NOT_TENSOR = frozenset(
 )
 _TENSOR_METHODS_TO_OTHER = {
     "item": "number", "tolist": "list", "numpy": "array", "size": "", "dim": "int", "numel": "int", "get_device": "int",
-    "type": "", "is_contiguous": "bool", "data_ptr": "int", "split": "", "chunk": "", "unbind": "", "topk": "",
+    "is_contiguous": "bool", "data_ptr": "int", "split": "", "chunk": "", "unbind": "", "topk": "",
     "sort": "", "backward": "none", "nelement": "int", "stride": "", "storage": "", "element_size": "int", "unique": "",
 }  # fmt: skip
 _MODULE_SAME = frozenset(
     "to cuda cpu half float double bfloat16 eval train requires_grad_ to_empty type xpu ipu apply module".split()
+)
+# Methods that only tensors have, by name alone.
+_TENSOR_ONLY = frozenset(
+    """contiguous unsqueeze unsqueeze_ detach detach_ permute view_as expand_as masked_fill masked_fill_ requires_grad_
+    new_zeros new_ones new_full new_empty new_tensor scatter scatter_ scatter_add_ index_select type_as""".split()
 )
 _LEGACY_TENSORS = frozenset(
     f"{prefix}Tensor"
@@ -251,8 +256,8 @@ class Kinds:
             return "args" if func.attr in ("parse_args", "parse_known_args") else ""
         if receiver.startswith("class:") or receiver in ("device", "device_str", "str"):
             return "str" if receiver == "str" else ""
-        if func.attr in ("cuda", "to", "half", "float", "bfloat16") and not receiver:
-            return ""
+        if not receiver and func.attr in _TENSOR_ONLY and self._model.root.lookup("torch"):
+            return "tensor"
         if self.of(func) == "module":
             return "tensor"
         return ""

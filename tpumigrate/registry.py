@@ -47,10 +47,17 @@ def selected(rules: Iterable[Rule], target: str, select: Iterable[str], ignore: 
     """Rules that speak for `target` and whose longest matching prefix is in `select`, not in `ignore`."""
 
     def longest(code: str, prefixes: Iterable[str]) -> int:
-        return max((len(prefix) for prefix in prefixes if code.startswith(prefix) or prefix == "ALL"), default=-1)
+        return max((_reach(code, prefix) for prefix in prefixes), default=-1)
 
     return [
         rule
         for rule in rules
         if target in rule.targets and longest(rule.code, select) > longest(rule.code, ignore)
     ]
+
+
+def _reach(code: str, prefix: str) -> int:
+    """How closely a prefix names a code; -1 when it does not, 0 for ALL."""
+    if prefix == "ALL":
+        return 0
+    return len(prefix) if code.startswith(prefix) else -1

@@ -112,7 +112,8 @@ def _process_all(paths: Iterable[str], job: Job) -> Iterator[FileResult]:
         if isinstance(data, Problem):
             yield FileResult(path, problem=data)
             continue
-        ignored = tuple(code for spec, codes in ignores if spec.match_file(path) for code in codes)
+        name = os.path.relpath(path, job.settings.root or os.curdir) if ignores else path
+        ignored = tuple(code for spec, codes in ignores if spec.match_file(name) for code in codes)
         own = selected(rules, job.target, ("ALL",), ignored) if ignored else rules
         yield _process(path, data, own, prefilter, job)
 

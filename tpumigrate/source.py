@@ -27,6 +27,11 @@ _TOKEN = re.compile(
 )
 
 
+def split_lines(text: str) -> list[str]:
+    """Lines as Python's grammar counts them, without their ends (`str.splitlines` knows more line ends)."""
+    return _LINE.split(text)
+
+
 class Token(NamedTuple):
     kind: str
     text: str

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from tpumigrate.finding import FileResult, Finding
+from tpumigrate.finding import FileResult, Finding, TextEdit
+from tpumigrate.source import split_lines
 
 _SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan"}
 _FIX_WORDS = {"safe": "[*]", "unsafe": "[unsafe]", "advice": ""}
@@ -23,8 +23,9 @@ def concise(results: Iterable[FileResult], console: Console) -> None:
 
 def full(results: Iterable[FileResult], console: Console) -> None:
     for result in results:
+        lines = split_lines(result.before)
         for finding in result.findings:
-            _full(finding, result.before.splitlines(), console)
+            _full(finding, lines, console)
 
 
 def _line(finding: Finding) -> Text:
@@ -54,19 +55,37 @@ def _full(finding: Finding, lines: Sequence[str], console: Console) -> None:
 
 def _diff(finding: Finding, lines: Sequence[str]) -> list[str]:
     """The lines that the fix takes away and puts there, without context."""
-    text = [f"{line}\n" for line in lines]
-    starts = [0]
-    for line in text:
-        starts.append(starts[-1] + len(line))
-    before = "".join(text)
-    parts, position = [], 0
-    for edit in finding.fix:
-        start = starts[edit.line - 1] + edit.column - 1
-        parts.append(before[position:start] + edit.text)
-        position = starts[edit.end_line - 1] + edit.end_column - 1
-    after = "".join(parts) + before[position:]
-    rows = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
-    return [row for row in rows if not row.startswith(("---", "+++", "@@"))]
+    rows: list[str] = []
+    for edits in _touching(finding.fix):
+        first, last = edits[0].line, max(edit.end_line for edit in edits)
+        old = list(lines[first - 1 : last])
+        starts = [0]
+        for line in old:
+            starts.append(starts[-1] + len(line) + 1)
+        text, parts, position = "\n".join(old), [], 0
+        for edit in edits:
+            parts.append(text[position : starts[edit.line - first] + edit.column - 1] + edit.text)
+            position = starts[edit.end_line - first] + edit.end_column - 1
+        new = split_lines("".join(parts) + text[position:])
+        while old and new and old[-1] == new[-1]:
+            old.pop()
+            new.pop()
+        while old and new and old[0] == new[0]:
+            del old[0], new[0]
+        rows.extend([*(f"-{line}" for line in old), *(f"+{line}" for line in new)])
+    return rows
+
+
+def _touching(edits: Sequence[TextEdit]) -> Iterator[list[TextEdit]]:
+    """Edits in groups that share lines."""
+    group: list[TextEdit] = []
+    for edit in edits:
+        if group and edit.line > max(item.end_line for item in group):
+            yield group
+            group = []
+        group.append(edit)
+    if group:
+        yield group
 
 
 def statistics(results: Iterable[FileResult], console: Console) -> None:
