@@ -24,8 +24,11 @@ _COUNTS = frozenset({"torch.cuda.device_count", "torch.accelerator.device_count"
 
 
 def is_distributed(ctx: Context) -> bool:
-    """Whether the project trains with several processes."""
-    return ctx.project.process_group or ctx.project.ddp or ctx.project.launch
+    """Whether the project, or this file by its calls of torch.distributed, works with several processes."""
+    project = ctx.project
+    return project.process_group or project.ddp or project.launch or any(
+        ctx.qualname(call.func).startswith("torch.distributed.") for call in ctx.model.nodes(ast.Call)
+    )
 
 
 # -- ranks -------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ def device_query(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Ite
 
     ## Use instead (torch_xla)
     ```python
+    import torch
     import torch_xla
     import torch_xla.runtime as xr
 
@@ -179,6 +180,7 @@ def cuda_memory(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iter
     ## Use instead (torch_xla)
     ```python
     import gc
+    import torch
 
     def clean():
         gc.collect()
@@ -253,6 +255,7 @@ def cuda_profiling(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> I
 
     ## Use instead (torch_xla)
     ```python
+    import torch
     import torch_xla.debug.profiler as xp
 
     def step(x):

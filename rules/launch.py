@@ -46,6 +46,7 @@ def spawn(node: ast.Call, ctx: Context) -> Iterator[Report]:
 
     ## Use instead (torch_xla)
     ```python
+    import torch
     import torch_xla
     import torch_xla.runtime as xr
 
@@ -88,6 +89,7 @@ def spawn(node: ast.Call, ctx: Context) -> Iterator[Report]:
 
     ## Use instead (torch_xla)
     ```python
+    import torch
     import torch_xla
     import torch_xla.runtime as xr
 

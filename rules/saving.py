@@ -43,6 +43,7 @@ def save(node: ast.Call, ctx: Context) -> Iterator[Report]:
 
     ## Use instead (torch_xla)
     ```python
+    import torch
     import torch_xla.core.xla_model as xm
 
     def save(model, opt, epoch, path):
@@ -72,6 +73,7 @@ def save(node: ast.Call, ctx: Context) -> Iterator[Report]:
 
     ## Use instead (torch_xla)
     ```python
+    import torch
     import torch_xla.core.xla_model as xm
 
     def save(model, path):
@@ -99,6 +101,7 @@ def save(node: ast.Call, ctx: Context) -> Iterator[Report]:
 
     ## Use instead (torch_xla)
     ```python
+    import torch
     import torch.distributed as dist
     import torch_xla.core.xla_model as xm
 

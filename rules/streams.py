@@ -44,6 +44,7 @@ def cuda_stream(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iter
     ```python
     import time
 
+    import torch
     import torch_xla
 
     torch_xla.sync(wait=True)

@@ -245,7 +245,7 @@ def _console(*, stderr: bool = False) -> Any:
 
 
 def _echo_diff(path: str, before: str, after: str) -> None:
-    name = path.lstrip("/")
+    name = path.lstrip("/") + ("\t" if " " in path else "")  # as git and diff do, so that patch finds its end
     # Only \n ends a line of a patch; `str.splitlines` knows more line ends.
     rows = difflib.unified_diff(
         re.findall(r"[^\n]*\n|[^\n]+", before), re.findall(r"[^\n]*\n|[^\n]+", after), f"a/{name}", f"b/{name}"

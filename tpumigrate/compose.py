@@ -29,31 +29,35 @@ class Composed:
 
 def compose(model: Model, fixes: Sequence[Fix]) -> Composed:
     """Choose, in order, the fixes that do not overlap, and resolve their deletions and imports."""
-    importer = Importer(model)
     taken: list[Edit] = []
     occupied = _Occupied()
     applied: list[int] = []
     refused: dict[int, str] = {}
-    deletes = []
+    deletes: list[ast.stmt] = []
     for index, fix in enumerate(fixes):
         spans = [*fix.edits, *(Edit(*model.source.span(stmt), "") for stmt in fix.deletes)]
         if any(occupied.overlap(edit) for edit in spans):
             continue
         try:
-            expanded = [_requoted(model, importer.expand(edit)) for edit in fix.edits]
+            _expanded(model, Importer(model), fix.edits)
         except (CannotImport, CannotQuote) as error:
             refused[index] = str(error)
             continue
-        taken.extend([*expanded, *spans[len(fix.edits) :]])
+        taken.extend(fix.edits)
         for edit in spans:
             occupied.add(edit)
         deletes.extend(fix.deletes)
         applied.append(index)
     removed = delete_statements(model, deletes)
-    deleted = {id(stmt) for stmt in deletes}
-    statement_spans = {Edit(*model.source.span(stmt), "") for stmt in deletes if id(stmt) in deleted}
-    edits = [edit for edit in taken if edit not in statement_spans and not any(_inside(edit, gone) for gone in removed)]
+    importer = Importer(model)  # only for what stays: an edit in text that goes needs no import
+    staying = [edit for edit in taken if not any(_inside(edit, gone) for gone in removed)]
+    edits = _expanded(model, importer, staying)
     return Composed(sorted([*edits, *removed, *importer.edits()]), applied, refused)
+
+
+def _expanded(model: Model, importer: Importer, edits: Iterable[Edit]) -> list[Edit]:
+    """Edits with their markers spelled.  Raises CannotImport and CannotQuote."""
+    return [_requoted(model, importer.expand(edit)) for edit in edits]
 
 
 def apply(text: str, edits: Iterable[Edit]) -> str:

@@ -62,6 +62,7 @@ def _settings(path: Path, table: object) -> Settings:
     if not isinstance(table, dict):
         raise BadConfig(f"{path}: [tool.tpumigrate] must be a table")
     settings = Settings(root=str(path.parent))
+    more: tuple[str, ...] = ()
     for key, value in table.items():
         match key:
             case "target":
@@ -71,7 +72,7 @@ def _settings(path: Path, table: object) -> Settings:
             case "select" | "ignore" | "exclude":
                 settings = replace(settings, **{key: _strings(path, key, value)})
             case "extend-select":
-                settings = replace(settings, select=(*settings.select, *_strings(path, key, value)))
+                more = _strings(path, key, value)
             case "per-file-ignores":
                 if not isinstance(value, dict):
                     raise BadConfig(f"{path}: {key} must be a table of pattern = [codes]")
@@ -81,7 +82,7 @@ def _settings(path: Path, table: object) -> Settings:
                 )
             case _:
                 raise BadConfig(f"{path}: unknown key {key!r} in [tool.tpumigrate]")
-    return settings
+    return replace(settings, select=(*settings.select, *more))
 
 
 def _strings(path: Path, key: str, value: Any) -> tuple[str, ...]:

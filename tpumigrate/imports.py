@@ -208,7 +208,10 @@ def _header_end(body: list[ast.stmt]) -> ast.stmt | None:
 
 
 def drop_unused(before: Model, after: Model, *, is_package: bool = False) -> list[Edit]:
-    """Edits on `after` that remove module-level and local imports whose last use a fix took away."""
+    """Edits on `after` that remove module-level and local imports whose last use a fix took away.
+
+    `import torch` stays in any case: it costs nothing, and other packages may count on its being loaded.
+    """
     if is_package:
         return []  # names of an __init__.py are its interface
     exported = _exported(after)
@@ -225,7 +228,9 @@ def drop_unused(before: Model, after: Model, *, is_package: bool = False) -> lis
             gone = [
                 alias
                 for alias in node.names  # type: ignore[attr-defined]
-                if _bound(node, alias) in orphans and alias.name != alias.asname  # `x as x` offers x to others
+                if _bound(node, alias) in orphans
+                and alias.name != "torch"
+                and alias.name != alias.asname  # `x as x` offers x to others
             ]
             if gone and len(gone) == len(node.names):  # type: ignore[attr-defined]
                 whole.append(node)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ _INT_TYPE = re.compile(rb"\btype\s*=\s*int\b")
 _FLAGS = {
     "ddp": re.compile(rb"\bDistributedDataParallel\b|\bFullyShardedDataParallel\b|\bfully_shard\b"),
     "process_group": re.compile(rb"\binit_process_group\b"),
-    "launch": re.compile(rb"\btorch_xla\.launch\b|\bxmp\.spawn\b"),
+    "launch": re.compile(rb"\btorch_xla\.launch\b|\b(?:xmp|mp|multiprocessing)\.spawn\b"),
 }
 
 
