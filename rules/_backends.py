@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import ast
+import re
 
-from tpumigrate.model import arguments, default_of, parents
+from tpumigrate.edits import Edit, load, name, replace
+from tpumigrate.model import arguments, default_of, function, parent, parents
 from tpumigrate.names import FUNCTIONS
 from tpumigrate.rule import Context
 
-from ._distributed import calls_of
+from ._devices import quote
+from ._distributed import calls_of, function_called
 
 BACKEND = {"torch_xla": "xla", "torch_tpu": "tpu_dist"}
+NCCL_AVAILABLE = "torch.distributed.is_nccl_available"
 HOST_BACKENDS = ("gloo", "mpi", "ucc", "fake")
 _NCCL = frozenset({"torch.distributed.Backend.NCCL", "torch.distributed.distributed_c10d.Backend.NCCL"})
+
+# Backends of other makers' accelerators: code that names them chooses between several kinds.
+OTHER_BACKENDS = frozenset({"hccl", "xccl", "ccl", "cncl", "mccl", "tccl", "eccl", "bkcl", "lccl"})
+
+BACKEND_NAME = re.compile(r"(?:^|_)backend\Z", re.IGNORECASE)
+GROUPS = frozenset(
+    {
+        "torch.distributed.new_group", "torch.distributed.distributed_c10d.new_group",
+        "torch.distributed.new_subgroups", "torch.distributed.new_subgroups_by_enumeration",
+    }
+)  # fmt: skip
 
 # What an expression will be once the file is migrated.
 TARGET = "target"  # the TPU's backend
@@ -38,7 +53,7 @@ def migrated(node: ast.AST, ctx: Context) -> str:
 def asks_for_cuda(test: ast.expr, ctx: Context) -> bool:
     """Whether a condition is `torch.cuda.is_available()`, or a variable that holds its answer."""
     if isinstance(test, ast.Call):
-        return ctx.qualname(test.func) in ("torch.cuda.is_available", "torch.distributed.is_nccl_available")
+        return ctx.qualname(test.func) in ("torch.cuda.is_available", NCCL_AVAILABLE)
     if isinstance(test, ast.Name):
         bindings = ctx.model.bindings(test)
         return bool(bindings) and all(
@@ -121,3 +136,80 @@ def option_dest(call: ast.Call) -> str:
     flags = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     long = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
     return long.lstrip("-").replace("-", "_")
+
+
+# -- edits -------------------------------------------------------------------------------------------------
+
+
+def literal_edits(node: ast.expr, ctx: Context) -> list[Edit]:
+    """Edits for the literals "nccl" in an expression, if it is one or a choice."""
+    if isinstance(node, ast.IfExp):
+        if is_choice_by_cuda(node, ctx):
+            return [migration(node.body, ctx, instead=node)]
+        return [*literal_edits(node.body, ctx), *literal_edits(node.orelse, ctx), *availability_edits(node, ctx)]
+    return [migration(node, ctx)] if migrated(node, ctx) else []
+
+
+def availability_edits(node: ast.IfExp, ctx: Context) -> list[Edit]:
+    """`is_nccl_available()`, where it chooses NCCL, becomes the question for a TPU."""
+    test = node.test
+    if isinstance(test, ast.Call) and ctx.qualname(test.func) == NCCL_AVAILABLE and migrated(node.body, ctx):
+        return [ctx.edit(test, name("torch") + ".accelerator.is_available()")]
+    return []
+
+
+def is_choice_by_cuda(node: ast.IfExp, ctx: Context) -> bool:
+    """`"nccl" if torch.cuda.is_available() else "gloo"` for torch_xla, whose CPU runs the XLA backend too."""
+    return (
+        ctx.xla
+        and bool(migrated(node.body, ctx))
+        and becomes(node.orelse, ctx) == HOST
+        and asks_for_cuda(node.test, ctx)
+    )
+
+
+def migration(node: ast.expr, ctx: Context, instead: ast.expr | None = None) -> Edit:
+    mark = quote(ctx.text(node))
+    registration = load("torch_xla") if ctx.xla else ""
+    return replace(ctx.source, instead or node, f"{mark}{migrated(node, ctx)}{mark}{registration}")
+
+
+# -- places ------------------------------------------------------------------------------------------------
+
+
+def is_backend_place(place: ast.expr, above: ast.AST | None) -> bool:
+    """Whether a value is stored in, or returned by, something that is named after a backend."""
+    match above:
+        case ast.Assign(targets=targets):
+            return any(_is_backend_target(target) for target in targets)
+        case ast.AnnAssign(target=target) | ast.NamedExpr(target=target):
+            return _is_backend_target(target)
+        case ast.arguments():
+            owner = parent(above)
+            return owner is not None and any(
+                default_of(owner, arg) is place and bool(BACKEND_NAME.search(arg.arg)) for arg in arguments(owner)
+            )
+        case ast.Return():
+            owner = function(above)
+            return owner is not None and bool(BACKEND_NAME.search(owner.name))
+    return False
+
+
+def _is_backend_target(target: ast.expr) -> bool:
+    match target:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
+            return bool(BACKEND_NAME.search(name))
+    return False
+
+
+def positional_is_backend(place: ast.expr, call: ast.Call, ctx: Context) -> bool:
+    if place not in call.args:
+        return False
+    position = call.args.index(place)
+    if ctx.qualname(call.func) in GROUPS:
+        return position == 2
+    called = function_called(call, ctx)
+    if called is None:
+        return False
+    names = [arg.arg for arg in arguments(called)]
+    return position < len(names) and bool(BACKEND_NAME.search(names[position]))

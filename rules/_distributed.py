@@ -53,9 +53,24 @@ def is_rank_test(test: ast.expr) -> bool:
             return any(is_rank_test(value) for value in values)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return _is_rank(operand)
-        case ast.Compare(left=left, comparators=[right]):
-            return _is_rank(left) or (_is_rank(right) and isinstance(left, ast.Constant))
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            return (_is_rank(left) and _picks_some(op, right)) or (
+                _is_rank(right) and isinstance(left, ast.Constant) and left.value == 0 and isinstance(op, ast.Eq)
+            )
     return bool(_MAIN.fullmatch(_last_name(test)))
+
+
+def _picks_some(op: ast.cmpop, right: ast.expr) -> bool:
+    """Whether a comparison of the rank holds for some ranks only; -1 stands for "not distributed"."""
+    try:
+        value = ast.literal_eval(right)
+    except ValueError:
+        return isinstance(op, ast.Eq | ast.NotEq) and not isinstance(right, ast.UnaryOp)
+    if isinstance(op, ast.In):
+        return True
+    if not isinstance(value, int) or value < 0:
+        return False
+    return not (isinstance(op, ast.GtE) and value == 0)
 
 
 def _is_rank(node: ast.expr) -> bool:

@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, name, replace
-from tpumigrate.model import parent, parents, statement
+from tpumigrate.model import parent, parents
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import device_string, registers_device
 from ._devices import device_text, in_test_decorator, quote
+from ._guards import means_cuda_itself
 from ._table import table_reports
 
 CUDA_AVAILABLE = "torch.cuda.is_available"
@@ -25,7 +26,6 @@ _OTHER_ACCELERATORS = (
     "torch.musa.is_available",
     "torch.mtia.is_available",
 )
-_PROBES_OF_CUDA = ("torch.cuda.get_device_capability", "torch.version.cuda", "torch.cuda.get_arch_list")
 
 
 @rule("TPU103", "cuda-availability", anchors=("is_available", "current_accelerator", "is_initialized"))
@@ -209,6 +209,17 @@ def cuda_availability(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -
         from my_kernels import fused_norm_cuda
     ```
 
+    ## Example: a package or a statistic of CUDA
+    ```python
+    import torch
+
+    def info(install):
+        cuda = torch.cuda.is_available()
+        install("onnxruntime-gpu" if cuda else "onnxruntime")
+        install(f"tensorflow{'' if torch.cuda.is_available() else '-cpu'}")
+        return torch.cuda.get_arch_list() if torch.cuda.is_available() else []
+    ```
+
     ## Not flagged
     ```python
     import torch
@@ -262,14 +273,12 @@ def _question(node: ast.Call, ctx: Context) -> Iterator[Report]:
     if choice is not None:
         yield _chosen_device(choice, node, message, ctx)
         return
-    guarded = _guarded_body(node)
-    if guarded and _only_cuda(guarded, ctx):
+    if means_cuda_itself(node, ctx):
         yield Report(
             node,
-            "what stands behind this question can only run on CUDA; on a TPU it stays off",
+            "what depends on this question can only be meant for CUDA; on a TPU it stays off",
             unfixed="check what the TPU should do instead",
             severity="info",
-            claims=(node,),
         )
         return
     yield Report(node, message, _answer(node, ctx))
@@ -475,32 +484,3 @@ def _else_line(ladder: ast.If, rest: list[ast.stmt], ctx: Context) -> int | None
             line = source.line_start(token.start)
             return line if not source.text[line : token.start].strip() else None
     return None
-
-
-# -- what a question guards --------------------------------------------------------------------------------
-
-
-def _guarded_body(node: ast.Call) -> list[ast.stmt]:
-    """Statements that run only where the question is answered with yes."""
-    stmt = statement(node)
-    if isinstance(stmt, ast.If) and any(node is item for item in ast.walk(stmt.test)):
-        negated = any(isinstance(above, ast.UnaryOp) for above in parents(node) if not isinstance(above, ast.stmt))
-        return stmt.orelse if negated else stmt.body
-    return []
-
-
-def _only_cuda(body: list[ast.stmt], ctx: Context) -> bool:
-    """Whether a block imports kernels or asks for what only an NVIDIA GPU has."""
-    for stmt in body:
-        for item in ast.walk(stmt):
-            if isinstance(item, ast.Import | ast.ImportFrom):
-                module = getattr(item, "module", None) or ""
-                if not module.startswith("torch"):
-                    return True
-            if isinstance(item, ast.Attribute | ast.Name):
-                used = ctx.qualname(item)
-                if used in _PROBES_OF_CUDA or used.startswith(("torch.utils.cpp_extension", "triton", "pynvml", "apex")):
-                    return True
-    return False
-
-

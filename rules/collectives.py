@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpumigrate.edits import Fix, name, remove_arguments
-from tpumigrate.model import parent
+from tpumigrate.edits import Fix, remove_arguments
 from tpumigrate.rule import Context, Report, rule
 
-from ._backends import BACKEND, migrated
+from ._backends import BACKEND, NCCL_AVAILABLE, migrated
 from ._common import is_pure
 from ._devices import in_test_decorator
 from ._distributed import has_stars, keyword_of
@@ -149,21 +148,6 @@ def backend_comparison(node: ast.Compare | ast.Call, ctx: Context) -> Iterator[R
         return "fast" if dist.is_nccl_available() or dist.get_backend() == dist.Backend.NCCL else "slow"
     ```
 
-    ## Example: a choice by availability (torch_tpu)
-    ```python
-    import torch
-    import torch.distributed as dist
-
-    backend = "nccl" if dist.is_nccl_available() else "gloo"
-    ```
-
-    ## Use instead (torch_tpu)
-    ```python
-    import torch
-
-    backend = "tpu_dist" if torch.accelerator.is_available() else "gloo"
-    ```
-
     ## Not flagged
     ```python
     import torch.distributed as dist
@@ -181,16 +165,16 @@ def backend_comparison(node: ast.Compare | ast.Call, ctx: Context) -> Iterator[R
     ```
 
     ## Fix safety
-    There is no fix for a comparison: which arm the TPU needs depends on what the arms do. A choice of the backend by
-    `is_nccl_available()` is rewritten safely.
+    There is no fix: which arm the TPU needs depends on what the arms do. (TPU301 rewrites the choice of a backend.)
 
     ## References
     torch.distributed.get_backend.
     """
     backend = BACKEND[ctx.target]
     if isinstance(node, ast.Call):
-        if ctx.qualname(node.func) == "torch.distributed.is_nccl_available":
-            yield from _availability(node, ctx)
+        if ctx.qualname(node.func) == NCCL_AVAILABLE:
+            why = f"ask for the backend \"{backend}\" too"
+            yield Report(node, "there is no NCCL on a TPU host", unfixed=why, severity="warning")
         return
     if in_test_decorator(node):
         return
@@ -206,22 +190,3 @@ def backend_comparison(node: ast.Compare | ast.Call, ctx: Context) -> Iterator[R
 
 def _elements(node: ast.expr) -> list[ast.expr]:
     return list(node.elts) if isinstance(node, ast.Tuple | ast.List | ast.Set) else []
-
-
-def _availability(node: ast.Call, ctx: Context) -> Iterator[Report]:
-    message = "there is no NCCL on a TPU host"
-    if not _chooses_backend(node, ctx):
-        why = f"ask for the backend \"{BACKEND[ctx.target]}\" too"
-        yield Report(node, message, unfixed=why, severity="warning")
-    elif not ctx.xla:  # for torch_xla TPU301 replaces the whole choice
-        yield Report(node, message, ctx.replace(node, name("torch") + ".accelerator.is_available()"))
-
-
-def _chooses_backend(node: ast.Call, ctx: Context) -> bool:
-    """Whether the call decides between NCCL, or what took its place, and another backend."""
-    above = parent(node)
-    if not isinstance(above, ast.IfExp) or above.test is not node:
-        return False
-    return bool(migrated(above.body, ctx)) or (
-        isinstance(above.body, ast.Constant) and above.body.value == BACKEND[ctx.target]
-    )

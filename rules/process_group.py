@@ -6,22 +6,26 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpumigrate.edits import Edit, Fix, add_argument, argument_span, load, remove_arguments, replace
+from tpumigrate.edits import Edit, Fix, add_argument, argument_span, load, name, remove_arguments, replace
 from tpumigrate.model import arguments, default_of, function, parent
 from tpumigrate.rule import Context, Report, rule
 
-from ._backends import BACKEND, HOST, TARGET, asks_for_cuda, becomes, is_option, migrated, option_dest
+from ._backends import (
+    BACKEND,
+    HOST,
+    NCCL_AVAILABLE,
+    OTHER_BACKENDS,
+    TARGET,
+    asks_for_cuda,
+    becomes,
+    is_option,
+    migrated,
+    option_dest,
+)
 from ._common import imports_torch, is_pure
 from ._devices import in_test_decorator, option_choices, quote
 from ._distributed import INIT, function_called, has_stars, keyword_of
 
-_BACKEND_NAME = re.compile(r"(?:^|_)backend\Z", re.IGNORECASE)
-_GROUPS = frozenset(
-    {
-        "torch.distributed.new_group", "torch.distributed.distributed_c10d.new_group",
-        "torch.distributed.new_subgroups", "torch.distributed.new_subgroups_by_enumeration",
-    }
-)  # fmt: skip
 # Parameters of init_process_group after which xla:// takes over, with their positions.
 _FROM_RUNTIME = (("world_size", 3), ("rank", 4), ("store", 5), ("device_id", 8))
 
@@ -157,7 +161,8 @@ def nccl_backend(node: ast.Call | ast.Constant | ast.Attribute, ctx: Context) ->
 
     def setup(use_gpu, kind):
         dist.init_process_group("nccl" if use_gpu else "gloo")
-        return {"cuda": "nccl", "cpu": "gloo"}[kind]
+        fast_backend = "nccl" if dist.is_nccl_available() else "gloo"
+        return fast_backend, {"cuda": "nccl", "cpu": "gloo"}[kind]
     ```
 
     ## Use instead (torch_tpu)
@@ -167,7 +172,8 @@ def nccl_backend(node: ast.Call | ast.Constant | ast.Attribute, ctx: Context) ->
 
     def setup(use_gpu, kind):
         dist.init_process_group("tpu_dist" if use_gpu else "gloo")
-        return {"cuda": "nccl", "tpu": "tpu_dist", "cpu": "gloo"}[kind]
+        fast_backend = "tpu_dist" if torch.accelerator.is_available() else "gloo"
+        return fast_backend, {"cuda": "nccl", "tpu": "tpu_dist", "cpu": "gloo"}[kind]
     ```
 
     ## Example: a backend that is decided elsewhere (torch_xla)
@@ -232,14 +238,14 @@ def _initialised(call: ast.Call, ctx: Context) -> Iterator[Report]:
 
 
 def _initialised_for_tpu(call: ast.Call, backend: ast.expr | None, ctx: Context) -> Iterator[Report]:
-    edits = _literals(backend, ctx) if backend is not None else []
+    edits = literal_edits(backend, ctx) if backend is not None else []
     is_host = backend is not None and becomes(backend, ctx) == HOST
     device = None if is_host else ctx.arg(call, "device_id")
     if device is not None and is_pure(device):
         edits.extend(remove_arguments(ctx.source, call, [keyword_of(call, device)]))
     if not edits:
         return
-    if backend is not None and _literals(backend, ctx):
+    if backend is not None and literal_edits(backend, ctx):
         message = "NCCL only works between NVIDIA GPUs; between TPUs the backend is \"tpu_dist\""
     else:
         message = "`device_id` without an index raises on a TPU, and each process owns one device: leave it out"
@@ -264,7 +270,7 @@ def _initialised_for_xla(call: ast.Call, backend: ast.expr | None, ctx: Context)
     if has_stars(call) or len(call.args) > 6:
         yield Report(call, message, unfixed="arguments are passed on with stars: write the call by hand")
         return
-    gone = [item for name, place in _FROM_RUNTIME if (item := ctx.arg(call, name, place)) is not None]
+    gone = [item for key, place in _FROM_RUNTIME if (item := ctx.arg(call, key, place)) is not None]
     if not all(is_pure(item) for item in [*gone, *([method] if method is not None else [])]):
         yield Report(call, message, unfixed="an argument that has to go calls something: write the call by hand")
         return
@@ -278,7 +284,7 @@ def _rewired(
     """Edits that give a call the backend and "xla://" in place of what the runtime answers."""
     mark = _quote_in(call, ctx)
     url = f"{mark}xla://{mark}"
-    edits = _literals(backend, ctx) if backend is not None else []
+    edits = literal_edits(backend, ctx) if backend is not None else []
     if backend is None or isinstance(backend, ast.Constant) and backend.value is None:
         text = f"{mark}xla{mark}{load('torch_xla')}"
         if backend is not None:
@@ -312,31 +318,6 @@ def _is_parameter(node: ast.expr | None, ctx: Context) -> bool:
     return isinstance(node, ast.Name) and any(item.kind == "param" for item in ctx.model.bindings(node))
 
 
-def _literals(node: ast.expr, ctx: Context) -> list[Edit]:
-    """Edits for the literals "nccl" in an expression, if it is one or a choice."""
-    if isinstance(node, ast.IfExp):
-        if _is_choice_by_cuda(node, ctx):
-            return [_migration(node.body, ctx, instead=node)]
-        return [*_literals(node.body, ctx), *_literals(node.orelse, ctx)]
-    return [_migration(node, ctx)] if migrated(node, ctx) else []
-
-
-def _is_choice_by_cuda(node: ast.IfExp, ctx: Context) -> bool:
-    """`"nccl" if torch.cuda.is_available() else "gloo"` for torch_xla, whose CPU runs the XLA backend too."""
-    return (
-        ctx.xla
-        and bool(migrated(node.body, ctx))
-        and becomes(node.orelse, ctx) == HOST
-        and asks_for_cuda(node.test, ctx)
-    )
-
-
-def _migration(node: ast.expr, ctx: Context, instead: ast.expr | None = None) -> Edit:
-    mark = quote(ctx.text(node))
-    registration = load("torch_xla") if ctx.xla else ""
-    return replace(ctx.source, instead or node, f"{mark}{migrated(node, ctx)}{mark}{registration}")
-
-
 # -- "nccl" in other places --------------------------------------------------------------------------------
 
 
@@ -346,46 +327,30 @@ def _elsewhere(node: ast.Constant | ast.Attribute, ctx: Context) -> Iterator[Rep
     while isinstance(above, ast.IfExp) and place is not above.test:
         place, above = above, parent(above)
     message = f"NCCL only works between NVIDIA GPUs; between TPUs the backend is \"{BACKEND[ctx.target]}\""
-    whole = isinstance(place, ast.IfExp) and _is_choice_by_cuda(place, ctx)
-    edit = _migration(node, ctx, instead=place if whole else None)
-    fix = Fix((edit,))
+    whole = isinstance(place, ast.IfExp) and is_choice_by_cuda(place, ctx)
+    edit = migration(node, ctx, instead=place if whole else None)
+    test = availability_edits(place, ctx) if isinstance(place, ast.IfExp) and not whole else []
+    fix = Fix((edit, *test))
     call = parent(above) if isinstance(above, ast.keyword) else above
     if isinstance(call, ast.Call) and ctx.qualname(call.func) in INIT:
         return
     if isinstance(above, ast.Dict):
         yield from _table_entry(node, above, message, fix, ctx)
     elif isinstance(above, ast.keyword) and isinstance(call, ast.Call):
-        yield from _passed_by_name(node, above, call, message, edit, ctx)
+        yield from _passed_by_name(node, above, call, message, fix, ctx)
     elif isinstance(above, ast.Call):
-        if _positional_is_backend(place, above, ctx):
+        if positional_is_backend(place, above, ctx):
             yield Report(node, message, fix)
-    elif _is_backend_place(place, above):
-        yield Report(place if whole else node, message, fix)
+    elif is_backend_place(place, above):
+        if _knows_other_makers(ctx):
+            why = f"the file chooses between several kinds of accelerators: add a way to \"{BACKEND[ctx.target]}\""
+            yield Report(node, message, unfixed=why)
+        else:
+            yield Report(place if whole else node, message, fix)
 
 
-def _is_backend_place(place: ast.expr, above: ast.AST | None) -> bool:
-    """Whether a value is stored in, or returned by, something that is named after a backend."""
-    match above:
-        case ast.Assign(targets=targets):
-            return any(_is_backend_target(target) for target in targets)
-        case ast.AnnAssign(target=target) | ast.NamedExpr(target=target):
-            return _is_backend_target(target)
-        case ast.arguments():
-            owner = parent(above)
-            return owner is not None and any(
-                default_of(owner, arg) is place and bool(_BACKEND_NAME.search(arg.arg)) for arg in arguments(owner)
-            )
-        case ast.Return():
-            owner = function(above)
-            return owner is not None and bool(_BACKEND_NAME.search(owner.name))
-    return False
-
-
-def _is_backend_target(target: ast.expr) -> bool:
-    match target:
-        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
-            return bool(_BACKEND_NAME.search(name))
-    return False
+def _knows_other_makers(ctx: Context) -> bool:
+    return any(isinstance(item.value, str) and item.value in OTHER_BACKENDS for item in ctx.model.nodes(ast.Constant))
 
 
 def _table_entry(node: ast.expr, table: ast.Dict, message: str, fix: Fix, ctx: Context) -> Iterator[Report]:
@@ -398,23 +363,33 @@ def _table_entry(node: ast.expr, table: ast.Dict, message: str, fix: Fix, ctx: C
     if key == "cuda" and ctx.device not in keys:
         mark = quote(ctx.text(node))
         end = ctx.source.span(node)[1]
-        entry = f", {mark}{ctx.device}{mark}: {mark}{migrated(node, ctx)}{mark}"
+        entry = f",{_gap(table, place, ctx)}{mark}{ctx.device}{mark}: {mark}{migrated(node, ctx)}{mark}"
         yield Report(node, message, Fix((Edit(end, end, entry),)))
-    elif isinstance(key, str) and _BACKEND_NAME.search(key):
+    elif isinstance(key, str) and BACKEND_NAME.search(key):
         yield Report(node, message, fix)
 
 
+def _gap(table: ast.Dict, place: int, ctx: Context) -> str:
+    """What stands before an entry of a table: a space, or a line end where each entry has its own line."""
+    key = table.keys[place]
+    assert key is not None
+    start = ctx.source.span(key)[0]
+    if ctx.source.text[ctx.source.line_start(start) : start].strip():
+        return " "
+    return ctx.source.newline + ctx.source.indent(start)
+
+
 def _passed_by_name(
-    node: ast.expr, keyword: ast.keyword, call: ast.Call, message: str, edit: Edit, ctx: Context
+    node: ast.expr, keyword: ast.keyword, call: ast.Call, message: str, fix: Fix, ctx: Context
 ) -> Iterator[Report]:
     if is_option(call):
-        if keyword.arg == "default" and _BACKEND_NAME.search(option_dest(call)):
-            yield Report(node, message, Fix((edit, *_more_choices(call, ctx))))
+        if keyword.arg == "default" and BACKEND_NAME.search(option_dest(call)):
+            yield Report(node, message, Fix((*fix.edits, *_more_choices(call, ctx))))
         return
-    if not _BACKEND_NAME.search(keyword.arg or ""):
+    if not BACKEND_NAME.search(keyword.arg or ""):
         return
-    if ctx.qualname(call.func) in _GROUPS or function_called(call, ctx) is not None:
-        yield Report(node, message, Fix((edit,)))
+    if ctx.qualname(call.func) in GROUPS or function_called(call, ctx) is not None:
+        yield Report(node, message, fix)
     else:
         why = "what is called passes it on: check that it accepts the TPU's backend"
         yield Report(node, message, unfixed=why, severity="warning")
@@ -429,16 +404,3 @@ def _more_choices(call: ast.Call, ctx: Context) -> list[Edit]:
     end = ctx.source.span(choices[-1])[1]
     mark = quote(ctx.text(choices[-1]))
     return [Edit(end, end, f", {mark}{backend}{mark}")]
-
-
-def _positional_is_backend(place: ast.expr, call: ast.Call, ctx: Context) -> bool:
-    if place not in call.args:
-        return False
-    position = call.args.index(place)
-    if ctx.qualname(call.func) in _GROUPS:
-        return position == 2
-    called = function_called(call, ctx)
-    if called is None:
-        return False
-    names = [arg.arg for arg in arguments(called)]
-    return position < len(names) and bool(_BACKEND_NAME.search(names[position]))

@@ -18,10 +18,6 @@ _BARRIERS = frozenset(
     """torch_xla.sync torch_xla.step torch_xla.compile torch_xla.core.xla_model.mark_step
     torch_xla.debug.profiler.StepTrace""".split()
 )
-_LOADERS = frozenset(
-    """torch_xla.distributed.parallel_loader.MpDeviceLoader
-    torch_xla.distributed.parallel_loader.ParallelLoader""".split()
-)
 _XLA_STEP = "torch_xla.core.xla_model.optimizer_step"
 _READS = frozenset({"item", "tolist", "cpu", "numpy"})
 # Frameworks whose own loops cut the graph.
@@ -315,14 +311,10 @@ def _is_barrier(call: ast.Call, ctx: Context) -> bool:
 
 
 def _iterates_device_loader(node: ast.expr, ctx: Context) -> bool:
-    if isinstance(node, ast.Call):
-        if ctx.qualname(node.func) in _LOADERS:
-            return True
-        return any(_iterates_device_loader(item, ctx) for item in [*node.args, getattr(node.func, "value", node.args[:0])] if isinstance(item, ast.expr))
-    if isinstance(node, ast.Name):
-        values = [binding.value for binding in ctx.model.bindings(node)]
-        return any(value is not None and not isinstance(value, ast.Name) and _iterates_device_loader(value, ctx) for value in values)
-    return False
+    """Whether a loop is over MpDeviceLoader, by itself or inside `enumerate` and progress bars."""
+    if ctx.kind(node) == "device_loader":
+        return True
+    return isinstance(node, ast.Call) and bool(node.args) and _iterates_device_loader(node.args[0], ctx)
 
 
 def _called_beside_barrier(region: ast.AST, ctx: Context) -> bool:

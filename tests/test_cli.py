@@ -14,7 +14,8 @@ GOOD = "import torch\n\nx = torch.ones(2).cuda()\n"
 FIXED = 'import torch\n\nx = torch.ones(2).to("tpu")\n'
 CLEAN = "import torch\n\nx = torch.ones(2)\n"
 # `.cuda()` of an object that may be of a class with a `cuda()` of its own: found, not fixed.
-UNFIXABLE = "import torch\n\n\nclass Car:\n    def cuda(self):\n        return 1\n\n\ndef f(thing):\n    return thing.cuda()\n"
+CAR = "import torch\n\n\nclass Car:\n    def cuda(self):\n        return 1\n"
+UNFIXABLE = f"{CAR}\n\ndef f(thing):\n    return thing.cuda()\n"
 SELECT = ("--select", "TPU102", "--target", "torch_tpu")
 OPTIONS = (*SELECT, "--isolated")
 

@@ -22,13 +22,18 @@ def run(*arguments):
         return done.code
     return 0
 
-with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+silence = io.StringIO()
+with (
+    tempfile.TemporaryDirectory() as folder,
+    contextlib.redirect_stdout(silence),
+    contextlib.redirect_stderr(silence),
+):
     path = os.path.join(folder, "warm.py")
     for text in ("import torch\\nx = torch.ones(2).cuda()\\n", "x = = 1  # .cuda()\\n"):
-        for options in (["check", "--output-format", "full"], ["check", "--output-format", "concise"], ["fix", "--diff"], ["fix", "--apply"]):
+        for command in ("check", "check --output-format concise", "fix --diff", "fix --apply"):
             with open(path, "w") as file:
                 file.write(text)
-            run(*options[:1], path, *options[1:], *{options!r})
+            run(*command.split(), path, *{options!r})
 os.setgroups([])
 os.setgid({nobody})
 os.setuid({nobody})

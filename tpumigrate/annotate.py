@@ -13,7 +13,7 @@ from tpumigrate.source import Source
 PREFIX = "# TODO(tpumigrate): "
 
 
-def annotations(analysis: Analysis, *, unsafe: bool) -> list[Edit]:
+def todo_comments(analysis: Analysis, *, unsafe: bool) -> list[Edit]:
     """Edits that add a comment for every finding whose fix would not be applied."""
     source = analysis.model.source
     notes: dict[int, dict[str, str]] = {}

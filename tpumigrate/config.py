@@ -70,7 +70,8 @@ def _settings(path: Path, table: object) -> Settings:
                     raise BadConfig(f"{path}: target must be one of {', '.join(TARGETS)}, auto; not {value!r}")
                 settings = replace(settings, target=value)
             case "select" | "ignore" | "exclude":
-                settings = replace(settings, **{key: _strings(path, key, value)})
+                lists: dict[str, Any] = {key: _strings(path, key, value)}
+                settings = replace(settings, **lists)
             case "extend-select":
                 more = _strings(path, key, value)
             case "per-file-ignores":

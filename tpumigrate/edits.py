@@ -215,7 +215,7 @@ def add_argument(source: Source, call: ast.Call, text: str, gone: int = 0) -> Ed
     gone: how many of its arguments the same fix removes
     """
     opening, closing = call_parentheses(source, call)
-    every = [*call.args, *call.keywords]
+    every: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
     if len(every) <= gone:
         return Edit(closing - 1, closing - 1, text)
     last = max(every, key=lambda item: source.span(item)[1])

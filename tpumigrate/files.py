@@ -9,10 +9,14 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pathspec
 
 from tpumigrate.finding import Problem
+
+if TYPE_CHECKING:
+    Spec = pathspec.PathSpec[Any]  # subscripting is new in pathspec 1.0
 
 SUFFIXES = (".py", ".pyi")
 ALWAYS_SKIPPED = frozenset(
@@ -63,10 +67,10 @@ def _add(found: Discovered, seen: set[str], path: str) -> None:
 
 
 def _walk(
-    root: str, excluded: pathspec.PathSpec, base: str, problems: list[Problem]
+    root: str, excluded: Spec, base: str, problems: list[Problem]
 ) -> Iterator[str]:
     """Files below `root`, folders and files in alphabetical order."""
-    ignored: dict[str, list[tuple[str, pathspec.PathSpec]]] = {}
+    ignored: dict[str, list[tuple[str, Spec]]] = {}
 
     def unreadable(error: OSError) -> None:
         problems.append(Problem(os.path.normpath(str(error.filename)), f"cannot list the directory: {error.strerror}"))
@@ -78,7 +82,7 @@ def _walk(
             specs = [*specs, (folder, own)]
         ignored[folder] = specs
 
-        def skipped(path: str, specs: list[tuple[str, pathspec.PathSpec]] = specs) -> bool:
+        def skipped(path: str, specs: list[tuple[str, Spec]] = specs) -> bool:
             relative = os.path.relpath(path, root)
             slash = "/" if os.path.isdir(path) else ""
             return any(excluded.match_file(name + slash) for name in (relative, os.path.relpath(path, base))) or any(
@@ -95,9 +99,9 @@ def _walk(
                     yield path
 
 
-def _inherited(folder: str) -> list[tuple[str, pathspec.PathSpec]]:
+def _inherited(folder: str) -> list[tuple[str, Spec]]:
     """The .gitignore files above `folder`, up to the root of its repository."""
-    found: list[tuple[str, pathspec.PathSpec]] = []
+    found: list[tuple[str, Spec]] = []
     current = Path(folder).absolute()
     if (current / ".git").exists():
         return found
@@ -110,7 +114,7 @@ def _inherited(folder: str) -> list[tuple[str, pathspec.PathSpec]]:
     return []
 
 
-def _gitignore(folder: str) -> pathspec.PathSpec | None:
+def _gitignore(folder: str) -> Spec | None:
     try:
         lines = Path(folder, ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -118,7 +122,7 @@ def _gitignore(folder: str) -> pathspec.PathSpec | None:
     return _spec(lines)
 
 
-def _spec(lines: Iterable[str]) -> pathspec.PathSpec:
+def _spec(lines: Iterable[str]) -> Spec:
     return pathspec.PathSpec.from_lines("gitwildmatch", lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tpumigrate.annotate import annotations
+from tpumigrate.annotate import todo_comments
 from tpumigrate.compose import apply, compose
 from tpumigrate.edits import Edit
 from tpumigrate.engine import Analysis, Found, analyse
@@ -65,7 +65,7 @@ def fix(
         unused = drop_unused(original.model, analysis.model, is_package=is_package)
         analysis = _edited(analysis, sorted(unused), rules, target, project)
     if annotate:
-        analysis = _edited(analysis, annotations(analysis, unsafe=unsafe), rules, target, project)
+        analysis = _edited(analysis, todo_comments(analysis, unsafe=unsafe), rules, target, project)
     return Fixed(analysis.model.source.text, analysis, applied)
 
 

@@ -94,7 +94,10 @@ class Importer:
         )
 
     def _top_imports(self) -> list[ast.Import | ast.ImportFrom]:
-        found = [*self._model.nodes(ast.Import), *self._model.nodes(ast.ImportFrom)]
+        found: list[ast.Import | ast.ImportFrom] = [
+            *self._model.nodes(ast.Import),
+            *self._model.nodes(ast.ImportFrom),
+        ]
         top = [node for node in found if parent(node) is self._model.tree]
         return sorted(top, key=lambda node: self._model.source.span(node))
 
@@ -219,23 +222,21 @@ def drop_unused(before: Model, after: Model, *, is_package: bool = False) -> lis
     orphans = {name for name in used_before - used_after if name not in exported}
     edits: list[Edit] = []
     whole: list[ast.stmt] = []
-    for kind in (ast.Import, ast.ImportFrom):
-        for node in after.nodes(kind):
-            if _is_guarded(node):
-                continue
-            if _is_meant_to_stay(after.source, node):
-                continue
-            gone = [
-                alias
-                for alias in node.names  # type: ignore[attr-defined]
-                if _bound(node, alias) in orphans
-                and alias.name != "torch"
-                and alias.name != alias.asname  # `x as x` offers x to others
-            ]
-            if gone and len(gone) == len(node.names):  # type: ignore[attr-defined]
-                whole.append(node)  # type: ignore[arg-type]
-            elif gone:
-                edits.extend(_remove_aliases(after, node, gone))  # type: ignore[arg-type]
+    imports: list[ast.Import | ast.ImportFrom] = [*after.nodes(ast.Import), *after.nodes(ast.ImportFrom)]
+    for node in imports:
+        if _is_guarded(node) or _is_meant_to_stay(after.source, node):
+            continue
+        gone = [
+            alias
+            for alias in node.names
+            if _bound(node, alias) in orphans
+            and alias.name != "torch"
+            and alias.name != alias.asname  # `x as x` offers x to others
+        ]
+        if gone and len(gone) == len(node.names):
+            whole.append(node)
+        elif gone:
+            edits.extend(_remove_aliases(after, node, gone))
     return [*edits, *delete_statements(after, whole)]
 
 

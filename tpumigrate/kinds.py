@@ -1,6 +1,6 @@
 """What an expression is, as far as the file shows: enough to tell a tensor from a device from somebody's class.
 
-Kinds: tensor, module, optimizer, scaler, loader, device (torch.device), device_str, dtype, int, float, str, bool,
+Kinds: tensor, module, optimizer, scaler, loader, device_loader, device (torch.device), device_str, dtype, int, float, str, bool,
 stream, event, args (parsed options), none, class:NAME (instance of a class of this file that is no module).
 """
 
@@ -23,6 +23,8 @@ _CALLS = {
     "torch.amp.GradScaler": "scaler",
     "torch.cuda.amp.GradScaler": "scaler",
     "torch.utils.data.DataLoader": "loader",
+    "torch_xla.distributed.parallel_loader.MpDeviceLoader": "device_loader",
+    "torch_xla.distributed.parallel_loader.ParallelLoader": "device_loader",
     "torch.nn.parallel.DistributedDataParallel": "module",
     "torch.nn.DataParallel": "module",
     "torch.distributed.fsdp.FullyShardedDataParallel": "module",
@@ -252,6 +254,8 @@ class Kinds:
             return _TENSOR_METHODS_TO_OTHER.get(func.attr, "tensor")
         if receiver == "module":
             return "module" if func.attr in _MODULE_SAME else ""
+        if receiver == "device_loader":
+            return "device_loader" if func.attr == "per_device_loader" else ""
         if receiver == "parser":
             return "args" if func.attr in ("parse_args", "parse_known_args") else ""
         if receiver.startswith("class:") or receiver in ("device", "device_str", "str"):

@@ -249,7 +249,7 @@ def loops(node: ast.AST) -> list[ast.For | ast.AsyncFor | ast.While]:
         if isinstance(above, FUNCTIONS):
             break
         if isinstance(above, LOOPS) and child is not getattr(above, "iter", None):
-            found.append(above)  # type: ignore[arg-type]
+            found.append(above)
         child = above
     return found
 
