@@ -64,12 +64,14 @@ def asks_for_cuda(test: ast.expr, ctx: Context) -> bool:
 
 
 def becomes(node: ast.expr, ctx: Context, depth: int = 0) -> str:
-    """TARGET, HOST or MIXED: which backend an expression is after migration; "" when the file does not tell."""
+    """TARGET, HOST or MIXED: which backend an expression is after migration; "" when that is not seen."""
     if depth > 5:
         return ""
     match node:
         case ast.Constant(value=str(text)):
-            if migrated(node, ctx) or BACKEND[ctx.target] in [part.rpartition(":")[2] for part in text.split(",")]:
+            if migrated(node, ctx) or BACKEND[ctx.target] in [
+                part.rpartition(":")[2] for part in text.split(",")
+            ]:
                 return TARGET
             return HOST if text in HOST_BACKENDS else ""
         case ast.IfExp():
@@ -78,7 +80,9 @@ def becomes(node: ast.expr, ctx: Context, depth: int = 0) -> str:
                 return TARGET  # the whole choice is replaced
             return _together(arms)
         case ast.Name():
-            values = [_bound(item.node, item.value, item.kind, ctx, depth) for item in ctx.model.bindings(node)]
+            values = [
+                _bound(item.node, item.value, item.kind, ctx, depth) for item in ctx.model.bindings(node)
+            ]
             return _together(tuple(values))
         case ast.Attribute():
             if migrated(node, ctx):
@@ -146,7 +150,11 @@ def literal_edits(node: ast.expr, ctx: Context) -> list[Edit]:
     if isinstance(node, ast.IfExp):
         if is_choice_by_cuda(node, ctx):
             return [migration(node.body, ctx, instead=node)]
-        return [*literal_edits(node.body, ctx), *literal_edits(node.orelse, ctx), *availability_edits(node, ctx)]
+        return [
+            *literal_edits(node.body, ctx),
+            *literal_edits(node.orelse, ctx),
+            *availability_edits(node, ctx),
+        ]
     return [migration(node, ctx)] if migrated(node, ctx) else []
 
 
@@ -187,7 +195,8 @@ def is_backend_place(place: ast.expr, above: ast.AST | None) -> bool:
         case ast.arguments():
             owner = parent(above)
             return owner is not None and any(
-                default_of(owner, arg) is place and bool(BACKEND_NAME.search(arg.arg)) for arg in arguments(owner)
+                default_of(owner, arg) is place and bool(BACKEND_NAME.search(arg.arg))
+                for arg in arguments(owner)
             )
         case ast.Return():
             owner = function(above)
@@ -197,7 +206,9 @@ def is_backend_place(place: ast.expr, above: ast.AST | None) -> bool:
 
 def _is_backend_target(target: ast.expr) -> bool:
     match target:
-        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
+        case (
+            ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name)))
+        ):
             return bool(BACKEND_NAME.search(name))
     return False
 

@@ -228,11 +228,16 @@ def _dict_position(node: ast.AST, dictionary: ast.Dict) -> bool | None:
 
 
 def in_test_decorator(node: ast.AST) -> bool:
-    """Whether a node is part of a decorator (a skip condition, a parameter list): tests select devices there."""
+    """Whether a node is part of a decorator or a skip condition: tests select devices there."""
     child = node
     for above in parents(node):
         if isinstance(above, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return child in above.decorator_list
+        if isinstance(above, ast.Call) and child is not above.func:
+            func = above.func
+            called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+            if called in ("skipif", "skipIf", "skipUnless", "skip_if", "parametrize"):
+                return True
         child = above
     return False
 

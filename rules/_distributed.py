@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpumigrate.model import FUNCTIONS, parent, parents
-from tpumigrate.names import Binding
+from tpumigrate.model import parent, parents
+from tpumigrate.names import FUNCTIONS, Binding
 from tpumigrate.rule import Context
 
 INIT = frozenset(
@@ -26,8 +26,11 @@ _COUNTS = frozenset({"torch.cuda.device_count", "torch.accelerator.device_count"
 def is_distributed(ctx: Context) -> bool:
     """Whether the project, or this file by its calls of torch.distributed, works with several processes."""
     project = ctx.project
-    return project.process_group or project.ddp or project.launch or any(
-        ctx.qualname(call.func).startswith("torch.distributed.") for call in ctx.model.nodes(ast.Call)
+    return (
+        project.process_group
+        or project.ddp
+        or project.launch
+        or any(ctx.qualname(call.func).startswith("torch.distributed.") for call in ctx.model.nodes(ast.Call))
     )
 
 
@@ -40,7 +43,11 @@ def rank_guard(node: ast.AST) -> ast.If | None:
     for above in parents(node):
         if isinstance(above, FUNCTIONS):
             return None
-        if isinstance(above, ast.If) and any(child is item for item in above.body) and is_rank_test(above.test):
+        if (
+            isinstance(above, ast.If)
+            and any(child is item for item in above.body)
+            and is_rank_test(above.test)
+        ):
             return above
         child = above
     return None
@@ -55,7 +62,10 @@ def is_rank_test(test: ast.expr) -> bool:
             return _is_rank(operand)
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             return (_is_rank(left) and _picks_some(op, right)) or (
-                _is_rank(right) and isinstance(left, ast.Constant) and left.value == 0 and isinstance(op, ast.Eq)
+                _is_rank(right)
+                and isinstance(left, ast.Constant)
+                and left.value == 0
+                and isinstance(op, ast.Eq)
             )
     return bool(_MAIN.fullmatch(_last_name(test)))
 
@@ -79,7 +89,10 @@ def _is_rank(node: ast.expr) -> bool:
             return _is_rank(left)
         case ast.Call(func=ast.Name(id="int"), args=[only]):
             return _is_rank(only)
-        case ast.Call(args=[ast.Constant(value=str(text)), *_]) | ast.Subscript(slice=ast.Constant(value=str(text))):
+        case (
+            ast.Call(args=[ast.Constant(value=str(text)), *_])
+            | ast.Subscript(slice=ast.Constant(value=str(text)))
+        ):
             return text in ("RANK", "LOCAL_RANK", "rank", "local_rank")
     return bool(_RANK.search(_last_name(node)))
 
@@ -95,7 +108,7 @@ def _last_name(node: ast.expr) -> str:
 def names_rank(node: ast.AST) -> bool:
     """Whether an expression depends on the rank by name."""
     return any(
-        isinstance(item, ast.Name | ast.Attribute | ast.Call) and _is_rank(item)  # type: ignore[arg-type]
+        isinstance(item, ast.Name | ast.Attribute | ast.Call) and _is_rank(item)
         for item in ast.walk(node)
     )
 
@@ -144,4 +157,6 @@ def keyword_of(call: ast.Call, value: ast.expr) -> ast.expr | ast.keyword:
 
 def has_stars(call: ast.Call) -> bool:
     """Whether arguments are passed on with `*args` or `**kwargs`."""
-    return any(isinstance(arg, ast.Starred) for arg in call.args) or any(item.arg is None for item in call.keywords)
+    return any(isinstance(arg, ast.Starred) for arg in call.args) or any(
+        item.arg is None for item in call.keywords
+    )

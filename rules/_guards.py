@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from tpumigrate.model import block, parent
+from tpumigrate.model import block, function, parent
 from tpumigrate.rule import Context
 
 from ._devices import device_text
@@ -14,6 +15,7 @@ _CUDA_PACKAGES = frozenset(
     """triton apex flash_attn xformers pynvml cupy numba tensorrt torch_tensorrt pycuda bitsandbytes deepspeed
     transformer_engine nvidia nvtx cuda onnxruntime""".split()
 )
+_OF_CUDA = re.compile(r"(?:^|_)(?:is|has|have|require|requires)_(?:\w+_)?(?:cuda|rocm|nvidia|nccl|hip)(?:_|$)")
 _TABLE_RULES = frozenset({"TPU106", "TPU107", "TPU108", "TPU109", "TPU113", "TPU118"})
 _TEXTS_OF_TORCH = frozenset({"cpu", "nccl", "gloo", "mpi", "xla", "tpu", "tpu_dist", "mps", "xpu"})
 
@@ -24,6 +26,9 @@ def means_cuda_itself(question: ast.expr, ctx: Context) -> bool:
     What it guards directly counts as soon as one thing in it needs CUDA, because switching that on would crash. A
     flag that holds the answer counts when all its uses do.
     """
+    around = function(question)
+    if around is not None and _OF_CUDA.search(around.name):
+        return True  # `def is_cuda_available()`: its callers ask for CUDA
     flag = _flag(question)
     if flag is not None:
         uses = list(_flag_uses(flag, ctx))

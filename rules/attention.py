@@ -48,6 +48,7 @@ def attention_backend(node: ast.Call, ctx: Context) -> Iterator[Report]:
 
     ## Use instead
     ```python
+    import torch
     import torch.nn.functional as F
 
     def attend(q, k, v):

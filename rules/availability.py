@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from tpumigrate.accelerators import asked_accelerator
 from tpumigrate.edits import Edit, Fix, name, replace
 from tpumigrate.model import parent, parents
 from tpumigrate.rule import Context, Report, rule
@@ -363,9 +364,14 @@ def _device_edit(node: ast.expr, ctx: Context) -> Edit:
 
 
 def _is_other_accelerator(node: ast.AST, ctx: Context) -> bool:
-    return any(
-        isinstance(item, ast.Call) and ctx.qualname(item.func) in _OTHER_ACCELERATORS for item in ast.walk(node)
-    )
+    for item in ast.walk(node):
+        if isinstance(item, ast.Call):
+            func = item.func
+            called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+            asked = asked_accelerator(called)
+            if ctx.qualname(func) in _OTHER_ACCELERATORS or (asked and asked not in ("cuda", "torch", "gpu", "bf")):
+                return True
+    return False
 
 
 def _ladder(node: ast.Call, ctx: Context) -> ast.If | ast.IfExp | None:
@@ -430,7 +436,7 @@ def _knows_target(ladder: ast.AST, ctx: Context) -> bool:
     return any(
         (isinstance(item, ast.Constant) and item.value == ctx.device)
         or (isinstance(item, ast.Attribute) and item.attr in ("is_tpu", "xla_device", "is_xla_available"))
-        or (isinstance(item, ast.Name) and "tpu" in item.id.lower())
+        or (isinstance(item, ast.Name) and (ctx.device in item.id.lower() or "tpu" in item.id.lower()))
         or (isinstance(item, ast.Attribute) and ("torch_xla" in ctx.qualname(item) or ctx.qualname(item) == "torch.accelerator.is_available"))
         for item in ast.walk(ladder)
     )
@@ -450,7 +456,7 @@ def _arm_fix(
         if device is None and _device_of(cuda.body, ctx) is None:
             return None
         start = ctx.source.span(rest)[0]
-        return Fix((Edit(start, start, f"{_device_text(cuda.body, ctx)} if {available(ctx)} else "),))
+        return Fix((Edit(start, start, f"{_device_text(cuda.body, ctx)} if {available(ctx)} else "),), adds=True)
     if not isinstance(cuda, ast.If) or not isinstance(rest, list) or len(cuda.body) != 1:
         return None
     body = cuda.body[0]
@@ -467,7 +473,7 @@ def _arm_fix(
         return None
     outer, inner = source.indent(source.span(ladder)[0]), source.indent(first)
     arm = f"{outer}elif {available(ctx)}:{source.newline}{inner}{text}{source.newline}"
-    return Fix((Edit(place, place, arm),))
+    return Fix((Edit(place, place, arm),), adds=True)
 
 
 def _else_line(ladder: ast.If, rest: list[ast.stmt], ctx: Context) -> int | None:

@@ -23,19 +23,19 @@ _READS = frozenset({"get", "keys", "items", "values", "pop", "copy"})
 _CPU, _CUDA, _DEVICE = "cpu", "cuda", "device"
 
 
-@rule("TPU801", "map-location", anchors=("map_location", "torch.load", "import load"))
+@rule("TPU801", "map-location", anchors=("map_location", "torch.load", "import load"), keeps_cuda=True)
 def map_location(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """A checkpoint is loaded to a GPU, or to wherever it was saved.
 
     ## What it does
-    Finds `torch.load` with a `map_location` that names a GPU in any form (string, device, table, lambda, variable),
-    and without one. For PyTorch/XLA it writes "cpu", from which `load_state_dict` copies to the device; for TorchTPU
-    it writes "tpu".
+    Finds `torch.load` with a `map_location` that names a GPU in any form (string, device, table, lambda,
+    variable), and without one. For PyTorch/XLA it writes "cpu", from which `load_state_dict` copies to the
+    device; for TorchTPU it writes "tpu".
 
     ## Why it matters on a TPU
     A checkpoint written on a GPU raises "Attempting to deserialize object on a CUDA device" when it is loaded
-    without `map_location`. PyTorch/XLA cannot load to its device: `map_location="xla"`, and a variable that holds the
-    XLA device, raise "don't know how to restore data location".
+    without `map_location`. PyTorch/XLA cannot load to its device: `map_location="xla"`, and a variable that
+    holds the XLA device, raise "don't know how to restore data location".
 
     ## Example
     ```python
@@ -170,8 +170,9 @@ def map_location(node: ast.Call, ctx: Context) -> Iterator[Report]:
     ```
 
     ## Fix safety
-    Safe where the result is seen to go into `load_state_dict`, which copies to the device of the parameters, and for
-    "tpu", which is where the GPU was. Otherwise unsafe: what is loaded stays on the CPU and has to be moved.
+    Safe where the result is seen to go into `load_state_dict`, which copies to the device of the parameters,
+    and for "tpu", which is where the GPU was. Otherwise unsafe: what is loaded stays on the CPU and has to be
+    moved.
 
     ## References
     torch.load; ran on torch_xla 2.9 and torch_tpu 0.2.
@@ -182,7 +183,7 @@ def map_location(node: ast.Call, ctx: Context) -> Iterator[Report]:
     if place is None and not lightning:
         return
     location = ctx.arg(node, "map_location", place)
-    if location is None or isinstance(location, ast.Constant) and location.value is None:
+    if location is None or (isinstance(location, ast.Constant) and location.value is None):
         if name in ("torch.load", "torch.serialization.load"):
             yield from _without_location(node, location, ctx)
         return
@@ -255,7 +256,10 @@ def _is_location(use: ast.Name, ctx: Context) -> bool:
     above = parent(use)
     if isinstance(above, ast.keyword):
         return above.arg == "map_location"
-    return isinstance(above, ast.Call) and ctx.arg(above, "map_location", _LOADS.get(ctx.qualname(above.func))) is use
+    return (
+        isinstance(above, ast.Call)
+        and ctx.arg(above, "map_location", _LOADS.get(ctx.qualname(above.func))) is use
+    )
 
 
 # -- findings ----------------------------------------------------------------------------------------------
@@ -291,24 +295,30 @@ def _parts(location: ast.expr, ctx: Context) -> list[ast.expr]:
 
 
 def _string_in(node: ast.expr, ctx: Context) -> str:
-    strings = [item for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    strings = [
+        item for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)
+    ]
     return ctx.text(strings[0]) if strings and not isinstance(node, ast.JoinedStr) else ctx.text(node)
 
 
 def _without_location(call: ast.Call, location: ast.expr | None, ctx: Context) -> Iterator[Report]:
-    if any(keyword.arg is None for keyword in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args):
+    if any(keyword.arg is None for keyword in call.keywords) or any(
+        isinstance(a, ast.Starred) for a in call.args
+    ):
         return
     message = 'a checkpoint that was written on a GPU cannot be loaded here without `map_location="cpu"`'
     if location is not None:
         edit = ctx.edit(location, '"cpu"')
     else:
-        edit = add_argument(ctx.source, call, f'map_location={_quoted("cpu", call, ctx)}')
+        edit = add_argument(ctx.source, call, f"map_location={_quoted('cpu', call, ctx)}")
     safe = _is_state(call, ctx)
     yield Report(call, message, Fix((edit,), safe=safe), severity="warning" if safe else "info")
 
 
 def _quoted(text: str, call: ast.Call, ctx: Context) -> str:
-    strings = [item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    strings = [
+        item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)
+    ]
     mark = quote(ctx.text(strings[0])) if strings else '"'
     return f"{mark}{text}{mark}"
 

@@ -24,8 +24,8 @@ def barrier_device_ids(node: ast.Call, ctx: Context) -> Iterator[Report]:
     Takes `device_ids` out of `torch.distributed.barrier`.
 
     ## Why it matters on a TPU
-    Each process owns one device, with index 0. TorchTPU raises for any other index ("device_ids in barrier options is
-    not supported, except device_ids=[0]"); PyTorch/XLA ignores the argument.
+    Each process owns one device, with index 0. TorchTPU raises for any other index ("device_ids in barrier
+    options is not supported, except device_ids=[0]"); PyTorch/XLA ignores the argument.
 
     ## Example
     ```python
@@ -114,12 +114,12 @@ def backend_comparison(node: ast.Compare | ast.Call, ctx: Context) -> Iterator[R
     """Code asks whether the backend is NCCL, and takes the other way on a TPU.
 
     ## What it does
-    Finds comparisons with "nccl", such as `dist.get_backend() == "nccl"` and `backend in ("nccl", "gloo")`, and
-    `torch.distributed.is_nccl_available()`.
+    Finds comparisons with "nccl", such as `dist.get_backend() == "nccl"` and `backend in ("nccl", "gloo")`,
+    and `torch.distributed.is_nccl_available()`.
 
     ## Why it matters on a TPU
-    The backend is "xla" or "tpu_dist", so the arm for other backends runs: usually the one that moves tensors to
-    the host for gloo, or the one that raises.
+    The backend is "xla" or "tpu_dist", so the arm for other backends runs: usually the one that moves tensors
+    to the host for gloo, or the one that raises.
 
     ## Example
     ```python
@@ -165,7 +165,8 @@ def backend_comparison(node: ast.Compare | ast.Call, ctx: Context) -> Iterator[R
     ```
 
     ## Fix safety
-    There is no fix: which arm the TPU needs depends on what the arms do. (TPU301 rewrites the choice of a backend.)
+    There is no fix: which arm the TPU needs depends on what the arms do. (TPU301 rewrites the choice of a
+    backend.)
 
     ## References
     torch.distributed.get_backend.
@@ -173,7 +174,7 @@ def backend_comparison(node: ast.Compare | ast.Call, ctx: Context) -> Iterator[R
     backend = BACKEND[ctx.target]
     if isinstance(node, ast.Call):
         if ctx.qualname(node.func) == NCCL_AVAILABLE:
-            why = f"ask for the backend \"{backend}\" too"
+            why = f'ask for the backend "{backend}" too'
             yield Report(node, "there is no NCCL on a TPU host", unfixed=why, severity="warning")
         return
     if in_test_decorator(node):
@@ -184,8 +185,10 @@ def backend_comparison(node: ast.Compare | ast.Call, ctx: Context) -> Iterator[R
         return
     if any(isinstance(item, ast.Constant) and item.value == backend for item in options):
         return
-    message = f"on a TPU the backend is \"{backend}\", so this takes the way for backends other than NCCL"
-    yield Report(node, message, unfixed=f"decide which way \"{backend}\" goes, and name it here", severity="warning")
+    message = f'on a TPU the backend is "{backend}", so this takes the way for backends other than NCCL'
+    yield Report(
+        node, message, unfixed=f'decide which way "{backend}" goes, and name it here', severity="warning"
+    )
 
 
 def _elements(node: ast.expr) -> list[ast.expr]:

@@ -17,7 +17,8 @@ _FUNCTIONS = frozenset(
     f"torch.nn.parallel.{name}"
     for name in (
         "data_parallel", "replicate", "scatter", "gather", "parallel_apply", "data_parallel.data_parallel",
-        "replicate.replicate", "scatter_gather.scatter", "scatter_gather.gather", "parallel_apply.parallel_apply",
+        "replicate.replicate", "scatter_gather.scatter", "scatter_gather.gather",
+        "parallel_apply.parallel_apply",
     )
 )  # fmt: skip
 _SAME_MODEL = frozenset({"cuda", "to", "cpu", "train", "eval", "float", "half", "bfloat16", "double"})
@@ -28,13 +29,13 @@ def data_parallel(node: ast.Call | ast.ClassDef, ctx: Context) -> Iterator[Repor
     """DataParallel replicates a model over the GPUs of one process.
 
     ## What it does
-    Finds `torch.nn.DataParallel` and its building blocks. Where a variable is wrapped, the wrapper goes, and so does
-    `.module` behind that variable.
+    Finds `torch.nn.DataParallel` and its building blocks. Where a variable is wrapped, the wrapper goes, and
+    so does `.module` behind that variable.
 
     ## Why it matters on a TPU
     A process owns one TPU device. With TorchTPU the wrapper is made and its forward raises ("torch._C has no
-    attribute '_scatter'"); with PyTorch/XLA it finds no GPU and silently runs the plain module. All devices are used
-    by one process each, with DistributedDataParallel.
+    attribute '_scatter'"); with PyTorch/XLA it finds no GPU and silently runs the plain module. All devices
+    are used by one process each, with DistributedDataParallel.
 
     ## Example
     ```python
@@ -123,8 +124,8 @@ def data_parallel(node: ast.Call | ast.ClassDef, ctx: Context) -> Iterator[Repor
     ```
 
     ## Fix safety
-    Unsafe: the names in a `state_dict()` lose the prefix "module.", so that checkpoints of the wrapped model have to be
-    renamed, and code in other files may use `.module`.
+    Unsafe: the names in a `state_dict()` lose the prefix "module.", so that checkpoints of the wrapped model
+    have to be renamed, and code in other files may use `.module`.
 
     ## References
     torch.nn.DataParallel; ran on torch_xla 2.9 and torch_tpu 0.2.
@@ -141,7 +142,9 @@ def data_parallel(node: ast.Call | ast.ClassDef, ctx: Context) -> Iterator[Repor
     if name != _DATA_PARALLEL:
         return
     happens = "silently runs the plain module" if ctx.xla else "fails in its forward"
-    message = f"DataParallel {happens} on a TPU; every device needs its own process, with DistributedDataParallel"
+    message = (
+        f"DataParallel {happens} on a TPU; every device needs its own process, with DistributedDataParallel"
+    )
     fix = _unwrapped(node, ctx)
     if isinstance(fix, str):
         yield Report(node, message, unfixed=fix, severity=severity)
@@ -162,7 +165,9 @@ def _unwrapped(call: ast.Call, ctx: Context) -> Fix | str:
     module = ctx.arg(call, "module", 0)
     if module is None or has_stars(call):
         return "its arguments are passed on with stars"
-    others = [item for item in [*call.args, *(keyword.value for keyword in call.keywords)] if item is not module]
+    others = [
+        item for item in [*call.args, *(keyword.value for keyword in call.keywords)] if item is not module
+    ]
     if not all(is_pure(item) for item in others):
         return "its arguments call something"
     whole = _whole_value(call)
@@ -193,7 +198,7 @@ def _unwrapped(call: ast.Call, ctx: Context) -> Fix | str:
 
 
 def _whole_value(call: ast.Call) -> ast.expr:
-    """The expression around a wrapper that still is the model: `DataParallel(net).cuda()`, one arm of a choice."""
+    """The expression around a wrapper that still is the model: `DataParallel(net).cuda()`, a choice."""
     whole: ast.expr = call
     while True:
         above = parent(whole)
@@ -215,11 +220,13 @@ def _falls_back_to(whole: ast.expr, module: ast.expr, ctx: Context) -> bool:
 
 
 def _is_self(target: ast.expr) -> bool:
-    return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    return (
+        isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    )
 
 
 def _module_accesses(target: ast.expr, ctx: Context) -> list[ast.Attribute] | None:
-    """The `.module` behind what is assigned to `target`; None when another `.module` may mean the same model."""
+    """The `.module` behind what is assigned to `target`; None when another one may mean the same model."""
     found = []
     for node in ctx.model.nodes(ast.Attribute):
         if node.attr != "module" or ctx.model.qualnames(node) or _is_guarded(node):
@@ -234,7 +241,7 @@ def _module_accesses(target: ast.expr, ctx: Context) -> list[ast.Attribute] | No
 
 
 def _is_guarded(node: ast.Attribute) -> bool:
-    """Whether `.module` is only asked of a wrapper: `isinstance(net, DataParallel)`, `hasattr(net, "module")`."""
+    """Whether `.module` is only asked of a wrapper: behind `isinstance(...)`, `hasattr(net, "module")`."""
     return any(
         isinstance(item, ast.Name) and item.id in ("isinstance", "hasattr")
         for above in parents(node)

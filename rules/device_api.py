@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
+from tpumigrate.model import parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._table import table_reports
@@ -110,7 +112,27 @@ def device_query(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Ite
     ## References
     torch_xla.runtime, torch.accelerator; rules/targets.
     """
-    yield from table_reports(node, ctx, "TPU106")
+    for report in table_reports(node, ctx, "TPU106"):
+        yield _as_device(report, ctx) if ctx.xla else report
+
+
+def _as_device(report: Report, ctx: Context) -> Report:
+    """The report without its fix where a number of the current device is handed on as a device.
+
+    For torch_xla a number still means a CUDA device, so neither the number nor the device itself is surely right.
+    """
+    node, above = report.node, parent(report.node)
+    if not isinstance(node, ast.Call) or ctx.qualname(node.func) not in _CURRENT_DEVICE:
+        return report
+    if not isinstance(above, ast.Call) or node not in above.args:
+        return report
+    called = above.func.attr if isinstance(above.func, ast.Attribute) else getattr(above.func, "id", "")
+    if called in ("print", "str", "int", "format", "range", "info", "debug", "warning"):
+        return report
+    return replace(report, fix=None, unfixed="pass the device: torch_xla.device()")
+
+
+_CURRENT_DEVICE = ("torch.cuda.current_device", "torch.accelerator.current_device_index")
 
 
 @rule("TPU108", "cuda-graph", anchors=("cuda",))

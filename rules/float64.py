@@ -12,7 +12,7 @@ from ._common import imports_torch
 from ._precision import is_constant
 
 
-@rule("TPU208", "float64", anchors=("float64", "double"))
+@rule("TPU208", "float64", anchors=("float64", "double"), keeps_cuda=True)
 def float64(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """float64 is computed on the TPU.
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tpumigrate.edits import Edit, Fix, name, remove_arguments
-from tpumigrate.model import FUNCTIONS, arguments, parent, parents, statement
+from tpumigrate.model import arguments, parent, parents, statement
+from tpumigrate.names import FUNCTIONS
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import is_pure
@@ -22,14 +23,15 @@ def spawn(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """Training processes are started with torch.multiprocessing.spawn.
 
     ## What it does
-    PyTorch/XLA starts its replicas itself: `torch_xla.launch(fn, args=...)`. A number of processes that the parent
-    takes from `device_count()` is asked for in the worker instead, because the parent must not touch the runtime.
-    TorchTPU keeps `spawn`, after `set_tpu_launch_env` has laid out the processes.
+    PyTorch/XLA starts its replicas itself: `torch_xla.launch(fn, args=...)`. A number of processes that the
+    parent takes from `device_count()` is asked for in the worker instead, because the parent must not touch
+    the runtime. TorchTPU keeps `spawn`, after `set_tpu_launch_env` has laid out the processes.
 
     ## Why it matters on a TPU
-    `nprocs=torch.cuda.device_count()` is 0 on a TPU host: spawn returns at once, with exit status 0 and nothing
-    trained. torch_xla refuses any number of processes but one or all, and raises "Runtime is already initialized" if
-    the parent has counted devices. TorchTPU aborts the first operation of workers without the launch environment.
+    `nprocs=torch.cuda.device_count()` is 0 on a TPU host: spawn returns at once, with exit status 0 and
+    nothing trained. torch_xla refuses any number of processes but one or all, and raises "Runtime is already
+    initialized" if the parent has counted devices. TorchTPU aborts the first operation of workers without the
+    launch environment.
 
     ## Example
     ```python
@@ -184,8 +186,8 @@ def spawn(node: ast.Call, ctx: Context) -> Iterator[Report]:
     ```
 
     ## Fix safety
-    Safe when the processes are as many as devices. With any other number the fix for torch_xla is unsafe, because all
-    devices of the host take part.
+    Safe when the processes are as many as devices. With any other number the fix for torch_xla is unsafe,
+    because all devices of the host take part.
 
     ## References
     torch_xla.launch, torch_xla.runtime.world_size; torch.tpu.distributed.set_tpu_launch_env.
@@ -255,7 +257,9 @@ def _launched(call: ast.Call, ctx: Context) -> Iterator[Report]:
     count = ctx.arg(call, "nprocs", 2)
     join = ctx.arg(call, "join", 3)
     if has_stars(call) or len(call.args) > 4:
-        yield Report(call, message, unfixed="its arguments are passed on: write `torch_xla.launch(fn, args=...)`")
+        yield Report(
+            call, message, unfixed="its arguments are passed on: write `torch_xla.launch(fn, args=...)`"
+        )
         return
     if (isinstance(join, ast.Constant) and not join.value) or not isinstance(parent(call), ast.Expr):
         yield Report(call, message, unfixed="`torch_xla.launch` waits for its processes and returns nothing")
@@ -263,7 +267,9 @@ def _launched(call: ast.Call, ctx: Context) -> Iterator[Report]:
     move = _moved(call, count, ctx) if count is not None else _Move()
     counted = _counted(count, ctx) if count is not None else None
     if move is None:
-        why = "the parent must not count devices before `torch_xla.launch`: ask `xr.world_size()` in the worker"
+        why = (
+            "the parent must not count devices before `torch_xla.launch`: ask `xr.world_size()` in the worker"
+        )
         yield Report(call, message, unfixed=why, claims=() if counted is None else (counted,))
         return
     gone = [
@@ -309,12 +315,12 @@ def _moved(call: ast.Call, count: ast.expr, ctx: Context) -> _Move | None:
     if worker is not None and move.names and _is_simple_line(worker.body[0], ctx):
         move.edits.append(_first_lines(worker, move, ctx))
     elif move.fields or move.names:
-        return None  # no parameter tells the worker the number of processes, or its body is on the line of the `def`
+        return None  # no parameter gets the number of processes, or the body is on the line of the `def`
     return move
 
 
 def _uses(call: ast.Call, count: ast.expr, counted: ast.expr | None, ctx: Context) -> list[ast.expr] | None:
-    """Where the number of processes is used: everywhere if it came from the runtime, else only in the call."""
+    """Where the number of processes is used: everywhere if it came from the runtime, else in the call."""
     inside = [item for item in ast.walk(call) if isinstance(item, ast.expr) and _is_same(item, count, ctx)]
     if isinstance(count, ast.Constant):
         return [count]  # an equal number among the arguments may mean something else
@@ -322,14 +328,19 @@ def _uses(call: ast.Call, count: ast.expr, counted: ast.expr | None, ctx: Contex
         others = [
             item
             for item in ctx.model.nodes(ast.Call)
-            if counted is count and is_device_count(item, ctx) and _owner(item) is _owner(call) and item not in inside
+            if counted is count
+            and is_device_count(item, ctx)
+            and _owner(item) is _owner(call)
+            and item not in inside
         ]
         return None if others else inside
     assert isinstance(count, ast.Name)
     binding = assigned(count, ctx)[0]
     if not isinstance(parent(binding.node), ast.Assign) or len(parent(binding.node).targets) != 1:  # type: ignore[union-attr]
         return None
-    return [use for use in ctx.model.uses(count.id) if any(item is binding for item in ctx.model.bindings(use))]
+    return [
+        use for use in ctx.model.uses(count.id) if any(item is binding for item in ctx.model.bindings(use))
+    ]
 
 
 def _is_same(node: ast.expr, count: ast.expr, ctx: Context) -> bool:
@@ -384,7 +395,9 @@ def _first_lines(worker: ast.FunctionDef, move: _Move, ctx: Context) -> Edit:
     body = worker.body
     first = body[0]
     is_docstring = (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
     )
     indent = source.indent(source.span(first)[0])
     number = move.names[0]

@@ -12,7 +12,7 @@ from tpumigrate.rule import Context, Report, rule
 from ._devices import device_text
 
 
-@rule("TPU114", "optimizer-before-move", anchors=("optim", "Optim", "Adam", "SGD"))
+@rule("TPU114", "optimizer-before-move", anchors=("optim", "Optim", "Adam", "SGD"), keeps_cuda=True)
 def optimizer_before_move(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """Moves a model to the device after its optimizer was built.
 
@@ -212,7 +212,7 @@ def _reordered(siblings: list[ast.stmt], optimizer: int, move: int, model: str, 
     return Fix((Edit(target, target, text), Edit(line_start, line_end, "")))
 
 
-@rule("TPU115", "tied-weights", anchors=(".weight",))
+@rule("TPU115", "tied-weights", anchors=(".weight",), keeps_cuda=True)
 def tied_weights(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """Moves a model with tied weights, which come apart.
 

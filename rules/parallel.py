@@ -21,8 +21,9 @@ def ddp_arguments(node: ast.Call, ctx: Context) -> Iterator[Report]:
     `gradient_as_bucket_view=True` instead.
 
     ## Why it matters on a TPU
-    Each process owns one TPU device with index 0, whatever its rank. TorchTPU looks for the GPU with that index and
-    raises. PyTorch/XLA ignores the index; with gradients as views of the buckets it needs no copy at each step.
+    Each process owns one TPU device with index 0, whatever its rank. TorchTPU looks for the GPU with that
+    index and raises. PyTorch/XLA ignores the index; with gradients as views of the buckets it needs no copy
+    at each step.
 
     ## Example
     ```python
@@ -131,7 +132,11 @@ def ddp_arguments(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """
     if ctx.qualname(node.func) != DDP:
         return
-    gone = [item for name, place in (("device_ids", 1), ("output_device", 2)) if (item := ctx.arg(node, name, place))]
+    gone = [
+        item
+        for name, place in (("device_ids", 1), ("output_device", 2))
+        if (item := ctx.arg(node, name, place))
+    ]
     if not gone:
         return
     message = "each TPU process owns one device: leave out `device_ids` and `output_device`"
@@ -140,7 +145,9 @@ def ddp_arguments(node: ast.Call, ctx: Context) -> Iterator[Report]:
         yield Report(node, message, unfixed="computing the device has effects", severity=severity)
         return
     if len(node.args) > 3:
-        yield Report(node, message, unfixed="arguments follow by position: write the call by hand", severity=severity)
+        yield Report(
+            node, message, unfixed="arguments follow by position: write the call by hand", severity=severity
+        )
         return
     if any(_several_devices(item) for item in gone):
         yield Report(node, message, unfixed="it names several GPUs of one process", severity=severity)

@@ -15,7 +15,7 @@ from ._devices import in_test_decorator, is_annotation, quote
 _ACCELERATORS = frozenset("cuda xpu npu mps mtia hpu mlu musa privateuseone ipu xla tpu".split())
 
 
-@rule("TPU105", "device-predicate", anchors=("is_cuda", "cuda"))
+@rule("TPU105", "device-predicate", anchors=("is_cuda", "cuda"), keeps_cuda=True)
 def device_predicate(
     node: ast.Attribute | ast.Compare | ast.Set | ast.Tuple | ast.List | ast.Dict | ast.Call, ctx: Context
 ) -> Iterator[Report]:

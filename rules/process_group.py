@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
-from tpumigrate.edits import Edit, Fix, add_argument, argument_span, load, name, remove_arguments, replace
-from tpumigrate.model import arguments, default_of, function, parent
+from tpumigrate.edits import Edit, Fix, add_argument, argument_span, load, remove_arguments, replace
+from tpumigrate.model import parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._backends import (
     BACKEND,
+    BACKEND_NAME,
+    GROUPS,
     HOST,
-    NCCL_AVAILABLE,
     OTHER_BACKENDS,
     TARGET,
-    asks_for_cuda,
+    availability_edits,
     becomes,
+    is_backend_place,
+    is_choice_by_cuda,
     is_option,
+    literal_edits,
     migrated,
+    migration,
     option_dest,
+    positional_is_backend,
 )
 from ._common import imports_torch, is_pure
 from ._devices import in_test_decorator, option_choices, quote
@@ -35,15 +40,16 @@ def nccl_backend(node: ast.Call | ast.Constant | ast.Attribute, ctx: Context) ->
     """A process group is made with NCCL, which only works between NVIDIA GPUs.
 
     ## What it does
-    Finds the backend "nccl" in `init_process_group`, in `new_group`, in variables, parameters and command line
-    options named after a backend, and in tables by device type. The backend is "xla" for PyTorch/XLA, which also
-    takes rank and world size from its runtime (`init_method="xla://"`), and "tpu_dist" for TorchTPU. Groups made
-    with gloo are meant for the host and stay.
+    Finds the backend "nccl" in `init_process_group`, in `new_group`, in variables, parameters and command
+    line options named after a backend, and in tables by device type. The backend is "xla" for PyTorch/XLA,
+    which also takes rank and world size from its runtime (`init_method="xla://"`), and "tpu_dist" for
+    TorchTPU. Groups made with gloo are meant for the host and stay.
 
     ## Why it matters on a TPU
-    "nccl" raises: "ProcessGroupNCCL is only supported with GPUs" or "Distributed package doesn't have NCCL built in".
-    `"nccl" if torch.cuda.is_available() else "gloo"` silently moves every tensor through the host. With
-    torch_xla, `backend="xla"` alone looks for MASTER_ADDR and fails where the runtime knows the ranks already.
+    "nccl" raises: "ProcessGroupNCCL is only supported with GPUs" or "Distributed package doesn't have NCCL
+    built in". `"nccl" if torch.cuda.is_available() else "gloo"` silently moves every tensor through the host.
+    With torch_xla, `backend="xla"` alone looks for MASTER_ADDR and fails where the runtime knows the ranks
+    already.
 
     ## Example
     ```python
@@ -126,9 +132,9 @@ def nccl_backend(node: ast.Call | ast.Constant | ast.Attribute, ctx: Context) ->
     import torch.distributed as dist
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--dist-backend", default="nccl", choices=["nccl", "gloo"])
+    parser.add_argument("--backend", default="nccl", choices=["nccl", "gloo"])
     args = parser.parse_args()
-    dist.init_process_group(backend=args.dist_backend, init_method="tcp://127.0.0.1:23456", world_size=1, rank=0)
+    dist.init_process_group(backend=args.backend, init_method="tcp://localhost:2345", world_size=1, rank=0)
     ```
 
     ## Use instead (torch_xla)
@@ -138,9 +144,9 @@ def nccl_backend(node: ast.Call | ast.Constant | ast.Attribute, ctx: Context) ->
     import torch_xla  # noqa: F401  registers the device
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--dist-backend", default="xla", choices=["nccl", "gloo", "xla"])
+    parser.add_argument("--backend", default="xla", choices=["nccl", "gloo", "xla"])
     args = parser.parse_args()
-    dist.init_process_group(backend=args.dist_backend, init_method="xla://")
+    dist.init_process_group(backend=args.backend, init_method="xla://")
     ```
 
     ## Use instead (torch_tpu)
@@ -149,9 +155,9 @@ def nccl_backend(node: ast.Call | ast.Constant | ast.Attribute, ctx: Context) ->
     import torch.distributed as dist
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--dist-backend", default="tpu_dist", choices=["nccl", "gloo", "tpu_dist"])
+    parser.add_argument("--backend", default="tpu_dist", choices=["nccl", "gloo", "tpu_dist"])
     args = parser.parse_args()
-    dist.init_process_group(backend=args.dist_backend, init_method="tcp://127.0.0.1:23456", world_size=1, rank=0)
+    dist.init_process_group(backend=args.backend, init_method="tcp://localhost:2345", world_size=1, rank=0)
     ```
 
     ## Example: a choice, and a table by device type (torch_tpu)
@@ -207,12 +213,13 @@ def nccl_backend(node: ast.Call | ast.Constant | ast.Attribute, ctx: Context) ->
     ```
 
     ## Fix safety
-    Safe. With "xla://" the arguments that the runtime answers (rank, world_size, init_method, store) go, and so does
-    `device_id`, which both targets refuse. Where the backend is a parameter with a default, the fix of the call is
-    unsafe for torch_xla: callers in other files may pass something else.
+    Safe. With "xla://" the arguments that the runtime answers (rank, world_size, init_method, store) go, and
+    so does `device_id`, which both targets refuse. Where the backend is a parameter with a default, the fix
+    of the call is unsafe for torch_xla: callers in other files may pass something else.
 
     ## References
-    torch.distributed.init_process_group; torch_xla.distributed.xla_backend; ran on torch_xla 2.9 and torch_tpu 0.2.
+    torch.distributed.init_process_group; torch_xla.distributed.xla_backend; ran on torch_xla 2.9 and
+    torch_tpu 0.2.
     """
     if isinstance(node, ast.Call):
         if ctx.qualname(node.func) in INIT:
@@ -246,9 +253,11 @@ def _initialised_for_tpu(call: ast.Call, backend: ast.expr | None, ctx: Context)
     if not edits:
         return
     if backend is not None and literal_edits(backend, ctx):
-        message = "NCCL only works between NVIDIA GPUs; between TPUs the backend is \"tpu_dist\""
+        message = 'NCCL only works between NVIDIA GPUs; between TPUs the backend is "tpu_dist"'
     else:
-        message = "`device_id` without an index raises on a TPU, and each process owns one device: leave it out"
+        message = (
+            "`device_id` without an index raises on a TPU, and each process owns one device: leave it out"
+        )
     yield Report(call, message, Fix(tuple(edits)))
 
 
@@ -262,9 +271,13 @@ def _initialised_for_xla(call: ast.Call, backend: ast.expr | None, ctx: Context)
     kind = TARGET if missing else becomes(backend, ctx)  # type: ignore[arg-type]
     if kind == HOST:
         return
-    message = 'between TPUs the backend is "xla", which takes rank and world size from the runtime with "xla://"'
+    message = (
+        'between TPUs the backend is "xla", which takes rank and world size from the runtime with "xla://"'
+    )
     if kind != TARGET:
-        why = 'the backend is not known here: for "xla" pass init_method="xla://" and no rank, world_size or store'
+        why = (
+            'the backend is not known here; "xla" needs init_method="xla://" and no rank, world_size or store'
+        )
         yield Report(call, message, unfixed=why, severity="warning")
         return
     if has_stars(call) or len(call.args) > 6:
@@ -272,7 +285,9 @@ def _initialised_for_xla(call: ast.Call, backend: ast.expr | None, ctx: Context)
         return
     gone = [item for key, place in _FROM_RUNTIME if (item := ctx.arg(call, key, place)) is not None]
     if not all(is_pure(item) for item in [*gone, *([method] if method is not None else [])]):
-        yield Report(call, message, unfixed="an argument that has to go calls something: write the call by hand")
+        yield Report(
+            call, message, unfixed="an argument that has to go calls something: write the call by hand"
+        )
         return
     edits = _rewired(call, backend, method, gone, ctx)
     yield Report(call, message, Fix(tuple(edits), safe=not _is_parameter(backend, ctx)))
@@ -285,13 +300,12 @@ def _rewired(
     mark = _quote_in(call, ctx)
     url = f"{mark}xla://{mark}"
     edits = literal_edits(backend, ctx) if backend is not None else []
-    if backend is None or isinstance(backend, ast.Constant) and backend.value is None:
+    if backend is None or (isinstance(backend, ast.Constant) and backend.value is None):
         text = f"{mark}xla{mark}{load('torch_xla')}"
         if backend is not None:
             edits.append(replace(ctx.source, backend, text))
-        elif call.args or call.keywords:
-            first = min([*call.args, *call.keywords], key=lambda item: ctx.source.span(item)[0])
-            start = argument_span(ctx.source, first)[0]
+        elif call.keywords:
+            start = argument_span(ctx.source, call.keywords[0])[0]
             edits.append(Edit(start, start, f"backend={text}, "))
         else:
             return [add_argument(ctx.source, call, f"backend={text}, init_method={url}")]
@@ -310,7 +324,9 @@ def _rewired(
 
 def _quote_in(call: ast.Call, ctx: Context) -> str:
     """The quotation mark that the strings of a call are written with."""
-    strings = [item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    strings = [
+        item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)
+    ]
     return quote(ctx.text(strings[0])) if strings else '"'
 
 
@@ -326,7 +342,7 @@ def _elsewhere(node: ast.Constant | ast.Attribute, ctx: Context) -> Iterator[Rep
     above = parent(node)
     while isinstance(above, ast.IfExp) and place is not above.test:
         place, above = above, parent(above)
-    message = f"NCCL only works between NVIDIA GPUs; between TPUs the backend is \"{BACKEND[ctx.target]}\""
+    message = f'NCCL only works between NVIDIA GPUs; between TPUs the backend is "{BACKEND[ctx.target]}"'
     whole = isinstance(place, ast.IfExp) and is_choice_by_cuda(place, ctx)
     edit = migration(node, ctx, instead=place if whole else None)
     test = availability_edits(place, ctx) if isinstance(place, ast.IfExp) and not whole else []
@@ -343,18 +359,20 @@ def _elsewhere(node: ast.Constant | ast.Attribute, ctx: Context) -> Iterator[Rep
             yield Report(node, message, fix)
     elif is_backend_place(place, above):
         if _knows_other_makers(ctx):
-            why = f"the file chooses between several kinds of accelerators: add a way to \"{BACKEND[ctx.target]}\""
+            why = f'the file chooses between kinds of accelerators: add a way to "{BACKEND[ctx.target]}"'
             yield Report(node, message, unfixed=why)
         else:
             yield Report(place if whole else node, message, fix)
 
 
 def _knows_other_makers(ctx: Context) -> bool:
-    return any(isinstance(item.value, str) and item.value in OTHER_BACKENDS for item in ctx.model.nodes(ast.Constant))
+    return any(
+        isinstance(item.value, str) and item.value in OTHER_BACKENDS for item in ctx.model.nodes(ast.Constant)
+    )
 
 
 def _table_entry(node: ast.expr, table: ast.Dict, message: str, fix: Fix, ctx: Context) -> Iterator[Report]:
-    """`{"cuda": "nccl", "cpu": "gloo"}` gets an entry for the TPU; `{"backend": "nccl"}` gets its value changed."""
+    """`{"cuda": "nccl", "cpu": "gloo"}` gets an entry for the TPU; `{"backend": "nccl"}` another value."""
     keys = [item.value if isinstance(item, ast.Constant) else None for item in table.keys]
     place = next((index for index, item in enumerate(table.values) if item is node), None)
     if place is None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpumigrate.model import FUNCTIONS, block, parent, parents
+from tpumigrate.model import block, parent, parents
+from tpumigrate.names import FUNCTIONS
 from tpumigrate.rule import Context, Report, rule
 
 from ._distributed import function_called, is_distributed, is_rank_test, rank_guard
 from .saving import SAVES
 
 _XM_SAVE = "torch_xla.core.xla_model.save"
-_SYNCS = frozenset({"torch_xla.sync", "torch_xla.core.xla_model.mark_step", "torch_xla.core.xla_model.optimizer_step"})
+_SYNCS = frozenset(
+    {"torch_xla.sync", "torch_xla.core.xla_model.mark_step", "torch_xla.core.xla_model.optimizer_step"}
+)
 _COLLECTIVES = frozenset(
     {
         *(
@@ -24,7 +27,7 @@ _COLLECTIVES = frozenset(
         ),
         *(
             f"torch_xla.core.xla_model.{name}"
-            for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "mesh_reduce", "rendezvous")
+            for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "mesh_reduce")
         ),
     }
 )  # fmt: skip
@@ -37,13 +40,13 @@ def rank_dependent(node: ast.Call | ast.If, ctx: Context) -> Iterator[Report]:
 
     ## What it does
     Looks into `if rank == 0:` and `if is_main_process():`, in projects that train with several processes, for
-    what forces execution: `.item()`, collectives, and for PyTorch/XLA saving, there also behind conditions such as
-    `if acc > best:` that may differ from process to process.
+    what forces execution: `.item()`, collectives, and for PyTorch/XLA saving, there also behind conditions
+    such as `if acc > best:` that may differ from process to process.
 
     ## Why it matters on a TPU
-    On PyTorch/XLA the pending operations run when a value is read. They include the collectives, so the process
-    that reads alone waits for the others for ever. `if rank == 0: xm.save(...)` is the classic wrong rewrite:
-    `xm.save` has to be called by all, and itself lets one process write.
+    On PyTorch/XLA the pending operations run when a value is read. They include the collectives, so the
+    process that reads alone waits for the others for ever. `if rank == 0: xm.save(...)` is the classic wrong
+    rewrite: `xm.save` has to be called by all, and itself lets one process write.
 
     ## Example
     ```python
@@ -131,7 +134,7 @@ def rank_dependent(node: ast.Call | ast.If, ctx: Context) -> Iterator[Report]:
             message = "a collective that only some processes call makes them wait for the others for ever"
             yield Report(node, message, unfixed="call it outside of the condition, in every process")
     elif ctx.xla and (ctx.qualname(node.func) in SAVES | {_XM_SAVE} or _helper_saves(node, ctx)):
-        message = "saving runs what is pending on this rank alone, which waits for ever if that includes a collective"
+        message = "saving runs what is pending on this rank alone, which waits for ever if a collective is"
         why = "call `xm.save` on all ranks, outside of the condition: it lets one of them write"
         severity = "warning" if _after_step(guard, ctx) else "error"
         yield Report(node, message, unfixed=why, severity=severity)
@@ -146,7 +149,9 @@ def _is_item(node: ast.Call, ctx: Context) -> bool:
         and not node.keywords
         and ctx.kind(func.value) in ("tensor", "")
         and not ctx.model.qualnames(func)
-        and not any(isinstance(item, ast.Attribute) and item.attr in ("cpu", "numpy") for item in ast.walk(func.value))
+        and not any(
+            isinstance(item, ast.Attribute) and item.attr in ("cpu", "numpy") for item in ast.walk(func.value)
+        )
     )
 
 
@@ -154,16 +159,18 @@ def _value_read(node: ast.Call, guard: ast.If, ctx: Context) -> Iterator[Report]
     if _after_step(guard, ctx):
         return
     if ctx.xla:
-        message = "`.item()` runs the pending graph on this rank alone, which waits for ever if it holds a collective"
+        message = "`.item()` runs what is pending on this rank alone, which waits for ever for a collective"
         why = "read the value on all ranks before the condition, after `torch_xla.sync()`"
         yield Report(node, message, unfixed=why)
     else:
         message = "ranks have to run the same operations; this one reads a value that the others do not read"
-        yield Report(node, message, unfixed="read the value on all ranks, before the condition", severity="warning")
+        yield Report(
+            node, message, unfixed="read the value on all ranks, before the condition", severity="warning"
+        )
 
 
 def _after_step(guard: ast.stmt, ctx: Context) -> bool:
-    """Whether an optimizer step, after which the graph is run on all ranks, or a barrier comes before `guard`."""
+    """Whether an optimizer step, after which all ranks run the graph, or a barrier comes before `guard`."""
     stmt: ast.AST = guard
     while isinstance(stmt, ast.stmt) and not isinstance(stmt, FUNCTIONS):
         for earlier in _earlier(stmt):
@@ -184,7 +191,11 @@ def _earlier(stmt: ast.stmt) -> list[ast.stmt]:
 def _runs_graph(call: ast.Call, ctx: Context) -> bool:
     if ctx.qualname(call.func) in _SYNCS:
         return True
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "step" and not ctx.model.qualnames(call.func)
+    return (
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "step"
+        and not ctx.model.qualnames(call.func)
+    )
 
 
 def _other_arm_too(guard: ast.If, ctx: Context) -> bool:
@@ -201,7 +212,9 @@ def _helper_saves(node: ast.Call, ctx: Context) -> bool:
     """Whether a call reaches a function of this file that saves."""
     called = function_called(node, ctx)
     return called is not None and any(
-        ctx.qualname(item.func) in SAVES | {_XM_SAVE} for item in ast.walk(called) if isinstance(item, ast.Call)
+        ctx.qualname(item.func) in SAVES | {_XM_SAVE}
+        for item in ast.walk(called)
+        if isinstance(item, ast.Call)
     )
 
 
@@ -210,7 +223,11 @@ def _differs_by_value(node: ast.If, ctx: Context) -> Iterator[Report]:
     test = node.test
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Gt | ast.Lt | ast.GtE | ast.LtE):
         return
-    if is_rank_test(test) or rank_guard(node) is not None or any(is_rank_test(above) for above in _tests(node)):
+    if (
+        is_rank_test(test)
+        or rank_guard(node) is not None
+        or any(is_rank_test(above) for above in _tests(node))
+    ):
         return
     sides = [test.left, *test.comparators]
     if any(not isinstance(side, ast.Name | ast.Attribute | ast.Subscript) for side in sides):
@@ -219,7 +236,7 @@ def _differs_by_value(node: ast.If, ctx: Context) -> Iterator[Report]:
         return
     calls = [item for stmt in node.body for item in ast.walk(stmt) if isinstance(item, ast.Call)]
     if any(ctx.qualname(item.func) in SAVES | {_XM_SAVE} for item in calls) and is_distributed(ctx):
-        message = "a condition on values decides whether this rank saves; where it differs, ranks wait for each other"
+        message = "values decide whether this rank saves; where ranks differ, they wait for each other"
         why = "make sure that the values are the same on all ranks, for instance with `xm.mesh_reduce`"
         yield Report(test, message, unfixed=why, severity="warning")
 

@@ -26,13 +26,13 @@ def activation_checkpointing(node: ast.Call | ast.Attribute | ast.Name, ctx: Con
     """Activations are recomputed with torch.utils.checkpoint, which does not know XLA devices.
 
     ## What it does
-    Finds `torch.utils.checkpoint.checkpoint` and writes PyTorch/XLA's function of that name, which is reentrant. What
-    has no twin there, such as `checkpoint_sequential`, is reported.
+    Finds `torch.utils.checkpoint.checkpoint` and writes PyTorch/XLA's function of that name, which is
+    reentrant. What has no twin there, such as `checkpoint_sequential`, is reported.
 
     ## Why it matters on a TPU
-    `torch.utils.checkpoint` saves the random state through `torch.xla`, which does not exist: "module 'torch' has no
-    attribute 'xla'". Without the optimization barrier of PyTorch/XLA's version the compiler merges the recomputation
-    with the forward pass, and no memory is saved. TorchTPU works with torch's own.
+    `torch.utils.checkpoint` saves the random state through `torch.xla`, which does not exist: "module 'torch'
+    has no attribute 'xla'". Without the optimization barrier of PyTorch/XLA's version the compiler merges the
+    recomputation with the forward pass, and no memory is saved. TorchTPU works with torch's own.
 
     ## Example
     ```python
@@ -109,9 +109,9 @@ def activation_checkpointing(node: ast.Call | ast.Attribute | ast.Name, ctx: Con
     ```
 
     ## Fix safety
-    Safe where the call is reentrant. Changing `use_reentrant=False` is unsafe: the reentrant kind gives parameters no
-    gradient unless an input requires one (after a frozen embedding none does), and does not support
-    `torch.autograd.grad`.
+    Safe where the call is reentrant. Changing `use_reentrant=False` is unsafe: the reentrant kind gives
+    parameters no gradient unless an input requires one (after a frozen embedding none does), and does not
+    support `torch.autograd.grad`.
 
     ## References
     torch_xla.utils.checkpoint; ran on torch_xla 2.9.
@@ -120,7 +120,7 @@ def activation_checkpointing(node: ast.Call | ast.Attribute | ast.Name, ctx: Con
         yield from _called(node, ctx)
         return
     above = parent(node)
-    if isinstance(above, ast.Call) and above.func is node or not isinstance(node.ctx, ast.Load):
+    if (isinstance(above, ast.Call) and above.func is node) or not isinstance(node.ctx, ast.Load):
         return
     found = ctx.qualname(node)
     if found in (_CHECKPOINT, _SEQUENTIAL):
@@ -141,7 +141,9 @@ def _called(node: ast.Call, ctx: Context) -> Iterator[Report]:
         why = "torch_xla has no such function: call `torch_xla.utils.checkpoint.checkpoint` on each part"
         yield Report(node, message, unfixed=why)
     elif _is_of_transformers(node, found):
-        message = "transformers recomputes activations with torch.utils.checkpoint, which raises with XLA tensors"
+        message = (
+            "transformers recomputes activations with torch.utils.checkpoint, which raises with XLA tensors"
+        )
         why = "wrap the layers with `torch_xla.utils.checkpoint.checkpoint`, or train without recomputation"
         yield Report(node, message, unfixed=why, severity="warning")
 
@@ -150,7 +152,9 @@ def _is_of_transformers(node: ast.Call, found: str) -> bool:
     if isinstance(node.func, ast.Attribute) and node.func.attr == "gradient_checkpointing_enable":
         return True
     return found.startswith("transformers.") and any(
-        item.arg == "gradient_checkpointing" and isinstance(item.value, ast.Constant) and item.value.value is True
+        item.arg == "gradient_checkpointing"
+        and isinstance(item.value, ast.Constant)
+        and item.value.value is True
         for item in node.keywords
     )
 
@@ -159,9 +163,9 @@ def _rewritten(node: ast.Call, ctx: Context) -> Fix | str:
     """The fix that calls torch_xla's function, or why there is none."""
     others = [item.arg for item in node.keywords if item.arg not in _ACCEPTED]
     if None in others:
-        return "its arguments are passed on with stars: torch_xla's takes `use_reentrant` and `preserve_rng_state` only"
+        return "it has stars; torch_xla's function takes `use_reentrant` and `preserve_rng_state` only"
     if others:
-        return f"torch_xla's function does not accept {', '.join(str(item) for item in others)}: pass by position"
+        return f"torch_xla's function does not accept {', '.join(map(str, others))}: pass by position"
     edits = [ctx.edit(node.func, name("torch_xla.utils.checkpoint") + ".checkpoint")]
     reentrant = ctx.arg(node, "use_reentrant")
     same = reentrant is None or (isinstance(reentrant, ast.Constant) and reentrant.value is True)

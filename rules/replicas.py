@@ -29,7 +29,8 @@ def distributed_sampler(node: ast.Call, ctx: Context) -> Iterator[Report]:
 
     ## What it does
     Finds `DistributedSampler` without `num_replicas` and `rank` in a project that starts replicas (with
-    `torch_xla.launch` or `mp.spawn`) and never calls `init_process_group`, and passes what the runtime answers.
+    `torch_xla.launch` or `mp.spawn`) and never calls `init_process_group`, and passes what the runtime
+    answers.
 
     ## Why it matters on a TPU
     Replicas of PyTorch/XLA need no process group, and the sampler raises "Default process group has not been
@@ -98,7 +99,11 @@ def distributed_sampler(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """
     if ctx.qualname(node.func) not in _SAMPLERS or not ctx.project.launch or ctx.project.process_group:
         return
-    if ctx.arg(node, "num_replicas", 1) is not None or ctx.arg(node, "rank", 2) is not None or has_stars(node):
+    if (
+        ctx.arg(node, "num_replicas", 1) is not None
+        or ctx.arg(node, "rank", 2) is not None
+        or has_stars(node)
+    ):
         return
     runtime = name("torch_xla.runtime")
     text = f"num_replicas={runtime}.world_size(), rank={runtime}.global_ordinal()"
@@ -111,13 +116,14 @@ def clip_before_reduction(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """Gradients are clipped before `xm.optimizer_step` averages them.
 
     ## What it does
-    Finds a clipping of gradients that is followed by `xm.optimizer_step` in the same block, and takes the step apart:
-    reduction, clipping, step of the optimizer.
+    Finds a clipping of gradients that is followed by `xm.optimizer_step` in the same block, and takes the
+    step apart: reduction, clipping, step of the optimizer.
 
     ## Why it matters on a TPU
-    `xm.optimizer_step` averages the gradients of all replicas and then steps. If they were clipped before, each
-    replica has clipped its own, and the average is another one than that of a clipped sum: training differs with
-    the number of devices, without any error. With DDP the reduction is part of `backward()`, and the order is right.
+    `xm.optimizer_step` averages the gradients of all replicas and then steps. If they were clipped before,
+    each replica has clipped its own, and the average is another one than that of a clipped sum: training
+    differs with the number of devices, without any error. With DDP the reduction is part of `backward()`, and
+    the order is right.
 
     ## Example
     ```python
@@ -197,7 +203,9 @@ def clip_before_reduction(node: ast.Call, ctx: Context) -> Iterator[Report]:
     step = next((call for item in siblings[place + 1 :] for call in _calls(item, _STEP, ctx)), None)
     if step is None:
         return
-    message = "`xm.optimizer_step` averages gradients that are clipped already: each replica has clipped its own"
+    message = (
+        "`xm.optimizer_step` averages gradients that are clipped already: each replica has clipped its own"
+    )
     start = ctx.source.span(stmt)[0]
     at_line_start = not ctx.source.text[ctx.source.line_start(start) : start].strip()
     if len(step.args) != 1 or step.keywords or not isinstance(parent(step), ast.Expr) or not at_line_start:

@@ -21,8 +21,8 @@ def save(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """A checkpoint is written with the device's tensors in it.
 
     ## What it does
-    Finds `torch.save` of a `state_dict()`, alone or in a table. For PyTorch/XLA it writes `xm.save`, which copies the
-    tensors to the host first and lets one process of a host write; all processes have to call it.
+    Finds `torch.save` of a `state_dict()`, alone or in a table. For PyTorch/XLA it writes `xm.save`, which
+    copies the tensors to the host first and lets one process of a host write; all processes have to call it.
 
     ## Why it matters on a TPU
     `torch.save` works, but the file says that its tensors belong on the TPU: elsewhere it only loads with
@@ -144,8 +144,9 @@ def save(node: ast.Call, ctx: Context) -> Iterator[Report]:
     ```
 
     ## Fix safety
-    Safe in a single process. In a project that trains with several, unsafe: `xm.save` has to be called by all of them,
-    which is not seen from the function that saves. Saves that only the first rank reaches are TPU310's.
+    Safe in a single process. In a project that trains with several, unsafe: `xm.save` has to be called by all
+    of them, which is not seen from the function that saves. Saves that only the first rank reaches are
+    TPU310's.
 
     ## References
     torch_xla.core.xla_model.save; ran on torch_xla 2.9 and torch_tpu 0.2.
@@ -167,20 +168,27 @@ def save(node: ast.Call, ctx: Context) -> Iterator[Report]:
 def _save_from_xla(node: ast.Call, path: ast.expr | None, ctx: Context) -> Iterator[Report]:
     if is_distributed(ctx) and is_reached_by_one_rank(node, ctx):
         return
-    message = "`torch.save` writes XLA tensors that only load where there is an XLA device; `xm.save` writes host copies"
-    if path is None or has_stars(node) or len(node.args) > 2 or {item.arg for item in node.keywords} - {"obj", "f"}:
+    message = "the file only loads where there is an XLA device; `xm.save` writes copies that load anywhere"
+    if (
+        path is None
+        or has_stars(node)
+        or len(node.args) > 2
+        or {item.arg for item in node.keywords} - {"obj", "f"}
+    ):
         why = "it has options that `xm.save` lacks: move the tensors to the CPU first"
         yield Report(node, message, unfixed=why, severity="warning")
         return
     edits = [ctx.edit(node.func, name("torch_xla.core.xla_model") + ".save")]
     for keyword in node.keywords:
         start = ctx.source.span(keyword)[0]
-        edits.append(Edit(start, start + len(keyword.arg or ""), "data" if keyword.arg == "obj" else "file_or_path"))
+        edits.append(
+            Edit(start, start + len(keyword.arg or ""), "data" if keyword.arg == "obj" else "file_or_path")
+        )
     if is_distributed(ctx) and names_rank(path):
         edits.append(add_argument(ctx.source, node, "master_only=False"))
     owner = function(node)
-    unseen = owner is not None and is_distributed(ctx) and not any(True for _ in calls_of(owner, ctx))
-    yield Report(node, message, Fix(tuple(edits), safe=not unseen), severity="warning")
+    seen = not isinstance(owner, ast.FunctionDef) or any(True for _ in calls_of(owner, ctx))
+    yield Report(node, message, Fix(tuple(edits), safe=seen or not is_distributed(ctx)), severity="warning")
 
 
 def is_reached_by_one_rank(node: ast.AST, ctx: Context) -> bool:
@@ -188,7 +196,9 @@ def is_reached_by_one_rank(node: ast.AST, ctx: Context) -> bool:
     if rank_guard(node) is not None:
         return True
     owner = function(node)
-    return isinstance(owner, ast.FunctionDef) and any(rank_guard(call) is not None for call in calls_of(owner, ctx))
+    return isinstance(owner, ast.FunctionDef) and any(
+        rank_guard(call) is not None for call in calls_of(owner, ctx)
+    )
 
 
 # -- what is saved -----------------------------------------------------------------------------------------
@@ -224,9 +234,9 @@ def _entries(node: ast.Name, ctx: Context) -> Iterator[ast.expr]:
     bindings = ctx.model.bindings(node)
     for item in ctx.model.nodes(ast.Assign):
         for target in item.targets:
-            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-                if target.value.id == node.id and ctx.model.bindings(target.value) == bindings:
-                    yield item.value
+            owner = target.value if isinstance(target, ast.Subscript) else None
+            if isinstance(owner, ast.Name) and owner.id == node.id and ctx.model.bindings(owner) == bindings:
+                yield item.value
 
 
 def _passed(node: ast.Name, ctx: Context) -> Iterator[ast.expr]:
@@ -245,16 +255,15 @@ def _passed(node: ast.Name, ctx: Context) -> Iterator[ast.expr]:
 
 
 def _is_on_host(owner: ast.expr, ctx: Context) -> bool:
-    """Whether `owner.state_dict()` holds no device tensors: a scheduler, a scaler, a model moved to the CPU."""
+    """Whether `owner.state_dict()` holds no device tensors: a scheduler, a model moved to the CPU."""
     if ctx.kind(owner) in ("scaler", "loader"):
         return True
     if isinstance(owner, ast.Call) and isinstance(owner.func, ast.Attribute):
-        moved = owner.func.attr == "cpu" or (
+        return owner.func.attr == "cpu" or (
             owner.func.attr == "to"
             and len(owner.args) == 1
             and isinstance(owner.args[0], ast.Constant)
             and owner.args[0].value == "cpu"
         )
-        return moved
     text = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
     return any(word in text.lower() for word in _HOST_STATES)

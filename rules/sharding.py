@@ -16,7 +16,8 @@ _FSDP1 = frozenset(
 _FSDP2 = frozenset(
     {
         "torch.distributed.fsdp.fully_shard", "torch.distributed._composable.fsdp.fully_shard",
-        "torch.distributed._composable.fsdp.fully_shard.fully_shard", "torch.distributed._composable.fully_shard",
+        "torch.distributed._composable.fsdp.fully_shard.fully_shard",
+        "torch.distributed._composable.fully_shard",
     }
 )  # fmt: skip
 _SYNC_NORM = ("torch.nn.SyncBatchNorm", "torch.nn.modules.batchnorm.SyncBatchNorm")
@@ -30,9 +31,9 @@ def fsdp(node: ast.Call, ctx: Context) -> Iterator[Report]:
     Finds `FullyShardedDataParallel`, and for PyTorch/XLA `fully_shard` too.
 
     ## Why it matters on a TPU
-    On TorchTPU `FullyShardedDataParallel` raises ("aten::record_stream is not implemented"); `fully_shard`, its
-    successor, works. On PyTorch/XLA both raise; it has `XlaFullyShardedDataParallel` with options of its own, and
-    SPMD sharding.
+    On TorchTPU `FullyShardedDataParallel` raises ("aten::record_stream is not implemented"); `fully_shard`,
+    its successor, works. On PyTorch/XLA both raise; it has `XlaFullyShardedDataParallel` with options of its
+    own, and SPMD sharding.
 
     ## Example
     ```python
@@ -87,8 +88,8 @@ def fsdp(node: ast.Call, ctx: Context) -> Iterator[Report]:
     elif called in _FSDP1 or (called in _FSDP2 and ctx.xla):
         message = f"`{called.rpartition('.')[2]}` of torch raises on XLA devices"
         why = (
-            "use `torch_xla.distributed.fsdp.XlaFullyShardedDataParallel` (compute_dtype=torch.bfloat16 for mixed "
-            "precision; no device_id; keep `optimizer.step()`), or SPMD sharding"
+            "use `torch_xla.distributed.fsdp.XlaFullyShardedDataParallel` (compute_dtype=torch.bfloat16 for "
+            "mixed precision; no device_id; keep `optimizer.step()`), or SPMD sharding"
         )
         yield Report(node, message, unfixed=why)
 
@@ -101,9 +102,9 @@ def sync_batch_norm(node: ast.Call, ctx: Context) -> Iterator[Report]:
     Finds `SyncBatchNorm(...)` and `SyncBatchNorm.convert_sync_batchnorm(...)`.
 
     ## Why it matters on a TPU
-    With PyTorch/XLA the conversion works and the first forward raises: "SyncBatchNorm expected input tensor to be on
-    GPU or XPU or privateuseone". With TorchTPU one process works; several need operators that are missing
-    (`aten::batch_norm_stats`).
+    With PyTorch/XLA the conversion works and the first forward raises: "SyncBatchNorm expected input tensor
+    to be on GPU or XPU or privateuseone". With TorchTPU one process works; several need operators that are
+    missing (`aten::batch_norm_stats`).
 
     ## Example
     ```python
@@ -142,7 +143,8 @@ def sync_batch_norm(node: ast.Call, ctx: Context) -> Iterator[Report]:
     ```
 
     ## Fix safety
-    There is no fix: leaving it out changes the statistics, and with them the accuracy at small batches per device.
+    There is no fix: leaving it out changes the statistics, and with them the accuracy at small batches per
+    device.
 
     ## References
     pytorch/xla#2223; torch.nn.SyncBatchNorm; ran on torch_xla 2.9 and torch_tpu 0.2.

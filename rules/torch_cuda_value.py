@@ -13,7 +13,7 @@ from ._devices import is_annotation
 _MODULES = frozenset({"torch.cuda", "torch.cuda.amp", "torch.cuda.nvtx", "torch.backends.cuda", "torch.backends.cudnn"})
 
 
-@rule("TPU116", "cuda-module-value", anchors=("cuda",))
+@rule("TPU116", "cuda-module-value", anchors=("cuda",), keeps_cuda=True)
 def cuda_module_value(
     node: ast.Attribute | ast.Name | ast.Call | ast.Constant, ctx: Context
 ) -> Iterator[Report]:

@@ -15,7 +15,7 @@ _SPAWN = "torch_xla.distributed.xla_multiprocessing.spawn"
 _PARALLEL_LOADER = "torch_xla.distributed.parallel_loader.ParallelLoader"
 
 
-@rule("XLA101", "stale-torch-xla", anchors=("torch_xla",), targets=("torch_xla",))
+@rule("XLA101", "stale-torch-xla", anchors=("torch_xla",), targets=("torch_xla",), keeps_cuda=True)
 def stale_torch_xla(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iterator[Report]:
     """Uses a name of PyTorch/XLA that is gone or deprecated in 2.9.
 
@@ -141,7 +141,7 @@ def _device_loader(node: ast.Call, loader: ast.Call, ctx: Context) -> Iterator[R
     yield Report(node, message, Fix(edits))
 
 
-@rule("XLA102", "torch-xla-code", anchors=("torch_xla",), targets=("torch_tpu",))
+@rule("XLA102", "torch-xla-code", anchors=("torch_xla",), targets=("torch_tpu",), keeps_cuda=True)
 def torch_xla_code(
     node: ast.Call | ast.Attribute | ast.Name | ast.Import | ast.ImportFrom, ctx: Context
 ) -> Iterator[Report]:

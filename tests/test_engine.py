@@ -8,7 +8,7 @@ import pytest
 
 from tpumigrate.compose import apply, compose
 from tpumigrate.deletion import delete_statements
-from tpumigrate.edits import Fix, load, name, remove_arguments, replace, unwrap_with
+from tpumigrate.edits import Edit, Fix, load, name, remove_arguments, replace, unwrap_with
 from tpumigrate.imports import drop_unused
 from tpumigrate.model import Model
 from tpumigrate.source import Source
@@ -609,15 +609,16 @@ LOAD_LINE = "import torch_xla  # noqa: F401  registers the device\n"
         ("import torch; HERE\n", LOADED, "import torch; import torch_xla; 'xla'\n"),
         ('"""Doc."""; HERE\n', XLA, '"""Doc."""; import torch_xla; torch_xla.sync()\n'),
         ("import torch;\nHERE\n", XLA, "import torch;\nimport torch_xla\ntorch_xla.sync()\n"),
-        ("if 1:\n    import torch; HERE\n", XLA, "import torch_xla\nif 1:\n    import torch; torch_xla.sync()\n"),
+        ("if 1:\n    import torch; HERE\n", XLA, "if 1:\n    import torch; HERE\n"),
         ("import os\nimport torch\nimport torch.nn\nimport sys\nHERE\n", XLA,
          "import os\nimport torch\nimport torch.nn\nimport torch_xla\nimport sys\ntorch_xla.sync()\n"),
         # only local imports: the module gets its own
         ("def f():\n    import torch\n    HERE\n", XLA, "import torch_xla\ndef f():\n    import torch\n    torch_xla.sync()\n"),
+        # what the file imports only where it is available is not imported without condition: refused
         ("def f():\n    import torch_xla\n    return 1\ndef g():\n    HERE\n", XLA,
-         "import torch_xla\ndef f():\n    import torch_xla\n    return 1\ndef g():\n    torch_xla.sync()\n"),
+         "def f():\n    import torch_xla\n    return 1\ndef g():\n    HERE\n"),
         ("try:\n    import torch\nexcept ImportError:\n    torch = None\nHERE\n", XLA,
-         "import torch_xla\ntry:\n    import torch\nexcept ImportError:\n    torch = None\ntorch_xla.sync()\n"),
+         "try:\n    import torch\nexcept ImportError:\n    torch = None\nHERE\n"),
         # names taken: the fix is refused
         ("import torch\ntorch_xla = 1\nHERE\n", XLA, "import torch\ntorch_xla = 1\nHERE\n"),
         ("import torch\ndef f(torch_xla):\n    HERE\n", XLA, "import torch\ndef f(torch_xla):\n    HERE\n"),
@@ -711,6 +712,38 @@ def test_deletion_with_an_edit_of_another_fix_inside() -> None:
     inner = nodes(model, "g(x)", ast.Call)[0]
     fixes = [Fix(deletes=(statement,)), Fix((replace(model.source, inner, "i()"),))]  # type: ignore[arg-type]
     assert apply(model.source.text, compose(model, fixes).edits) == "a()\nb()\n"
+
+
+def test_fixes_around_a_deletion_with_edits_of_its_own() -> None:
+    """A fix may edit inside of what it deletes; the whole stretch is taken then."""
+    model = model_of("f(a, b, c, d)\ng(e)\n")
+    statement = nodes(model, "f(a, b, c, d)", ast.stmt)[0]
+
+    def edit(name: str) -> Edit:
+        return replace(model.source, nodes(model, name, ast.Name)[0], "new")
+
+    fixes = [
+        Fix((edit("a"), edit("c")), (statement,)),
+        Fix((edit("d"),)),
+        Fix((edit("b"),)),
+        Fix((edit("e"),)),
+    ]  # type: ignore[arg-type]
+    composed = compose(model, fixes)
+    assert composed.applied == [0, 3]
+    assert apply(model.source.text, composed.edits) == "g(new)\n"
+
+
+def test_insertions_in_one_place_do_not_disturb_each_other() -> None:
+    model = model_of("f(a)\n")
+    fixes = [
+        Fix((Edit(3, 3, ", b"),)),
+        Fix((Edit(3, 3, ", c"),)),
+        Fix((Edit(2, 3, "d"),)),
+        Fix((Edit(1, 4, "()"),)),
+    ]
+    composed = compose(model, fixes)
+    assert composed.applied == [0, 1, 2]
+    assert apply(model.source.text, composed.edits) == "f(d, b, c)\n"
 
 
 @pytest.mark.parametrize(

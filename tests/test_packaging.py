@@ -1,4 +1,4 @@
-"""The distribution: what is in it, that it works without a checkout and without torch, and who may import whom."""
+"""The distribution: what is in it, that it works without checkout or torch, and who may import whom."""
 
 import ast
 import os

@@ -25,11 +25,8 @@ class Repository:
             "PRE_COMMIT_HOME": str(home),
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_CONFIG_SYSTEM": os.devnull,
-            **{
-                f"GIT_{who}_{what}": "nobody@example.org"
-                for who in ("AUTHOR", "COMMITTER")
-                for what in ("NAME", "EMAIL")
-            },
+            **{f"GIT_{who}_NAME": "nobody" for who in ("AUTHOR", "COMMITTER")},
+            **{f"GIT_{who}_EMAIL": "nobody@example.org" for who in ("AUTHOR", "COMMITTER")},
             # Hooks of pre-commit find it by the interpreter that installed them.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}",
         }

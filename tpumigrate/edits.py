@@ -33,11 +33,13 @@ class Fix:
 
     deletes: statements to remove; a block that would be left empty gets `pass`
     safe: same meaning on the target (numerics only as its native precision implies); unsafe fixes need --unsafe
+    adds: everything that worked before works as before: an arm, an entry more
     """
 
     edits: tuple[Edit, ...] = ()
     deletes: tuple[ast.stmt, ...] = ()
     safe: bool = True
+    adds: bool = False
 
 
 def name(dotted: str) -> str:

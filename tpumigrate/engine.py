@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpumigrate.compose import compose
 from tpumigrate.edits import Edit
@@ -43,12 +43,21 @@ def analyse(source: Source, rules: Sequence[Rule], target: str, project: Project
         for node_type in rule.node_types:
             for node in model.by_type.get(node_type, []):
                 for report in rule.function(node, ctx):
+                    report = _beside_others(rule, report, ctx)
                     start, end = (0, 0) if isinstance(report.node, ast.Module) else source.span(report.node)
                     found.append(Found(rule, report, start, end))
     found.sort(key=lambda item: (item.start, -item.end, item.rule.code))
     found = _without_subsumed(source, found)
     suppressions = Suppressions(source)
     return Analysis(model, [item for item in found if not suppressions.cover(item.rule.code, item.report.node)])
+
+
+def _beside_others(rule: Rule, report: Report, ctx: Context) -> Report:
+    """The report without its fix where the fix would take CUDA's place in a file for several accelerators."""
+    if rule.keeps_cuda or report.fix is None or report.fix.adds or not ctx.several_accelerators:
+        return report
+    why = "this file tells several accelerators apart: the TPU wants an arm of its own beside CUDA's"
+    return replace(report, fix=None, unfixed=why)
 
 
 def _without_subsumed(source: Source, found: list[Found]) -> list[Found]:

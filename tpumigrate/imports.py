@@ -50,6 +50,7 @@ class Importer:
 
     def _spell(self, module: str, position: int) -> str:
         if module.startswith("!"):
+            self._refuse_optional(module[1:])
             if not self._imported(module[1:]):
                 self._loaded[module[1:]] = None
             return ""
@@ -61,6 +62,7 @@ class Importer:
             self._needed[f"import {module} as {alias}"] = None
             return alias
         root = module.partition(".")[0]
+        self._refuse_optional(root)
         taken = [
             binding
             for scope in self._model.scopes.values()
@@ -111,13 +113,19 @@ class Importer:
 
     def _imported(self, package: str) -> bool:
         """Whether any module-level import loads the package."""
-        return any(
-            alias.name.partition(".")[0] == package
-            if isinstance(node, ast.Import)
-            else not node.level and (node.module or "").partition(".")[0] == package
-            for node in self._top_imports()
-            for alias in node.names
-        )
+        return any(package in _packages(node) for node in self._top_imports())
+
+    def _refuse_optional(self, package: str) -> None:
+        """Raise CannotImport where an import without condition would break who does not have the package."""
+        for name in dict.fromkeys([package, "torch"]):
+            found = [node for node in self._all_imports() if name in _packages(node)]
+            guarded = any(isinstance(above, ast.Try | ast.If) for node in found for above in parents(node))
+            local = name != "torch" and bool(found)
+            if (guarded or local) and not any(parent(node) is self._model.tree for node in found):
+                raise CannotImport(f"the file imports {name} only where it is available")
+
+    def _all_imports(self) -> list[ast.Import | ast.ImportFrom]:
+        return [*self._model.nodes(ast.Import), *self._model.nodes(ast.ImportFrom)]
 
     def edits(self) -> list[Edit]:
         """Edits that add the imports collected by `expand`."""
@@ -174,6 +182,13 @@ class Importer:
         if end == len(source.text) and not source.text.endswith(("\n", "\r")):
             return Edit(end, end, source.newline + text.removesuffix(source.newline))
         return Edit(end, end, text)
+
+
+def _packages(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Top packages that an import statement loads."""
+    if isinstance(node, ast.ImportFrom):
+        return set() if node.level else {(node.module or "").partition(".")[0]}
+    return {alias.name.partition(".")[0] for alias in node.names}
 
 
 def _shares_line(source: Source, stop: int, end: int) -> bool:

@@ -8,11 +8,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from tpumigrate.accelerators import accelerators
 from tpumigrate.edits import Edit, Fix, replace
 from tpumigrate.kinds import Kinds
 from tpumigrate.model import Model, argument
@@ -50,6 +52,7 @@ class Rule:
     name: str
     anchors: tuple[str, ...]
     targets: tuple[str, ...]
+    keeps_cuda: bool
     node_types: tuple[type[ast.AST], ...]
     function: RuleFunction
 
@@ -67,7 +70,12 @@ class BadRule(Exception):
 
 
 def rule(
-    code: str, name: str, *, anchors: tuple[str, ...], targets: tuple[str, ...] = TARGETS
+    code: str,
+    name: str,
+    *,
+    anchors: tuple[str, ...],
+    targets: tuple[str, ...] = TARGETS,
+    keeps_cuda: bool = False,
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function as a rule.
 
@@ -75,13 +83,15 @@ def rule(
     name: what is found, in words with hyphens
     anchors: words of which a file must contain one for the rule to run on it
     targets: targets for which the rule speaks
+    keeps_cuda: after its fixes the code does on CUDA what it did; other rules put the target in CUDA's place, and are
+        not applied in a file that tells several accelerators apart, where the target wants an arm of its own
 
     Raises BadRule when the first parameter is not annotated with one or more `ast` node types.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
         function.__tpumigrate_rule__ = Rule(  # type: ignore[attr-defined]
-            code, name, anchors, targets, _node_types(function), function
+            code, name, anchors, targets, keeps_cuda, _node_types(function), function
         )
         return function
 
@@ -124,6 +134,11 @@ class Context:
     def xla(self) -> bool:
         """Whether the target is torch_xla."""
         return self.target == "torch_xla"
+
+    @functools.cached_property
+    def several_accelerators(self) -> bool:
+        """Whether the file already tells accelerators apart that are neither CUDA nor the target."""
+        return accelerators(self.model) != frozenset()
 
     def text(self, node: ast.AST) -> str:
         return self.source.segment(node)
