@@ -61,6 +61,9 @@ def _flag_uses(flag: ast.Name | ast.Attribute, ctx: Context) -> Iterator[ast.exp
 
 
 def _decides_on_cuda(question: ast.expr, ctx: Context) -> bool:
+    above = parent(question)
+    if isinstance(above, ast.BoolOp) and "torch.version." in ctx.text(above):
+        return True  # a build of torch for one vendor
     return any(_needs_cuda(node, ctx) for node in _decided(question)) or _chooses_text(question, ctx)
 
 
@@ -133,7 +136,14 @@ def _chooses_text(question: ast.expr, ctx: Context) -> bool:
         above = parent(above)
     if not isinstance(above, ast.IfExp) or not any(node is question for node in ast.walk(above.test)):
         return False
-    return _is_other_text(above.body, ctx) or _is_other_text(above.orelse, ctx)
+    arms = (above.body, above.orelse)
+    return any(_is_other_text(arm, ctx) for arm in arms) and all(_is_literal(arm) for arm in arms)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    if isinstance(node, ast.IfExp):
+        return _is_literal(node.body) and _is_literal(node.orelse)
+    return isinstance(node, ast.Constant | ast.List | ast.Tuple)
 
 
 def _is_other_text(node: ast.expr, ctx: Context) -> bool:

@@ -179,7 +179,7 @@ def inference_mode(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> I
     import torch
 
     def predict(model, x, training):
-        with torch.set_grad_enabled(not (not training)):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not (not training)):
             return model(x)
     ```
 
@@ -211,10 +211,7 @@ def inference_mode(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> I
         if not node.args and not node.keywords:
             yield Report(node, message, Fix((replace(ctx.source, node.func, f"{name('torch')}.no_grad"),)))
         elif len(node.args) == 1 and not node.keywords:
-            start, end = ctx.source.span(node.args[0])
-            edits = [replace(ctx.source, node.func, f"{name('torch')}.set_grad_enabled")]
-            edits += [Edit(start, start, "not ("), Edit(end, end, ")")]
-            yield Report(node, message, Fix(tuple(edits)))
+            yield from _inference_flag(node, message, ctx)
         else:
             yield Report(node, message, unfixed="write torch.set_grad_enabled by hand")
         return
@@ -225,6 +222,23 @@ def inference_mode(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> I
         yield Report(node, message, Fix((replace(ctx.source, node, f"{name('torch')}.no_grad()"),)))
     elif isinstance(node.ctx, ast.Load) and not isinstance(above, ast.Attribute):
         yield Report(node, message, Fix((replace(ctx.source, node, f"{name('torch')}.no_grad"),)))
+
+
+def _inference_flag(node: ast.Call, message: str, ctx: Context) -> Iterator[Report]:
+    """`inference_mode(flag)`: without gradients when the flag is set, as it was before when not."""
+    flag = node.args[0]
+    if isinstance(flag, ast.Constant):
+        if flag.value is True:
+            yield Report(node, message, Fix((replace(ctx.source, node, f"{name('torch')}.no_grad()"),)))
+        return
+    if isinstance(parent(node), ast.FunctionDef | ast.AsyncFunctionDef):
+        yield Report(node, message, unfixed="the flag is read when the function is defined: write it by hand")
+        return
+    torch = name("torch")
+    start, end = ctx.source.span(flag)
+    edits = [replace(ctx.source, node.func, f"{torch}.set_grad_enabled")]
+    edits += [Edit(start, start, f"{torch}.is_grad_enabled() and not ("), Edit(end, end, ")")]
+    yield Report(node, message, Fix(tuple(edits)))
 
 
 @rule("TPU122", "fused-optimizer", anchors=("fused",), targets=("torch_xla",))

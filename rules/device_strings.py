@@ -11,6 +11,7 @@ from tpumigrate.rule import Context, Report, rule
 
 from ._common import device_string, is_pure
 from ._devices import DeviceText, device_text, in_device_position, in_test_decorator, option_choices, quote
+from .xla_code import stays_on_xla
 
 
 @rule("TPU101", "device-string", anchors=("cuda", "xla"))
@@ -168,6 +169,8 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
     found = device_text(node, ctx)
     if found is None or in_test_decorator(node) or not _knows_torch(ctx):
         return
+    if found.type == "xla" and stays_on_xla(ctx):
+        return  # the whole file is XLA102's
     above = parent(node)
     if isinstance(above, ast.BinOp | ast.Attribute | ast.JoinedStr) and device_text(above, ctx):
         return  # part of a longer device string
@@ -177,8 +180,6 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
         return
     if place is None:
         yield Report(node, message, unfixed="it may not be a device: where it ends up is not clear", severity="warning")
-    elif _shares_memory(above, ctx):
-        yield Report(node, message, unfixed="this shares memory with an array of another CUDA library")
     elif not all(is_pure(part) for part in found.parts):
         yield Report(node, message, unfixed="computing the index has effects")
     else:
@@ -206,14 +207,6 @@ def _asks_for_type(node: ast.expr, ctx: Context) -> ast.Constant | None:
         case ast.Call(func=ast.Attribute(attr="startswith"), args=[ast.Constant(value="cuda") as text]):
             return text
     return None
-
-
-def _shares_memory(above: ast.AST | None, ctx: Context) -> bool:
-    """Whether the device is that of a tensor made from an array of numba, cupy or pycuda."""
-    call = parent(above) if isinstance(above, ast.keyword) else above
-    if not isinstance(call, ast.Call) or ctx.qualname(call.func) not in ("torch.as_tensor", "torch.asarray"):
-        return False
-    return any(name.partition(".")[0] in ("numba", "cupy", "pycuda") for names in _imports(ctx) for name in names)
 
 
 def _first_literal(node: ast.expr) -> ast.expr:

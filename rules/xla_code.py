@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
+from dataclasses import replace as replace_report
 
 from tpumigrate.edits import Edit, Fix, name, remove_arguments, replace
 from tpumigrate.model import parents
@@ -12,6 +14,7 @@ from tpumigrate.rule import Context, Report, rule
 from ._table import table_reports
 
 _SPAWN = "torch_xla.distributed.xla_multiprocessing.spawn"
+_OTHERS_SPEAK = frozenset({"torch_xla.amp.autocast", "torch_xla.amp.GradScaler"})
 _PARALLEL_LOADER = "torch_xla.distributed.parallel_loader.ParallelLoader"
 
 
@@ -142,15 +145,13 @@ def _device_loader(node: ast.Call, loader: ast.Call, ctx: Context) -> Iterator[R
 
 
 @rule("XLA102", "torch-xla-code", anchors=("torch_xla",), targets=("torch_tpu",), keeps_cuda=True)
-def torch_xla_code(
-    node: ast.Call | ast.Attribute | ast.Name | ast.Import | ast.ImportFrom, ctx: Context
-) -> Iterator[Report]:
+def torch_xla_code(node: ast.Module, ctx: Context) -> Iterator[Report]:
     """Uses PyTorch/XLA, which TorchTPU replaces.
 
     ## What it does
     Maps each name of torch_xla to torch's own: devices, ranks, barriers, collectives. Step barriers go. What changes
     the program's structure (launching, SPMD sharding, `xm.optimizer_step`, which also averages gradients) is
-    reported with what to write.
+    reported with what to write. A file is migrated as a whole or not at all.
 
     ## Why it matters on a TPU
     torch_xla pins its own torch and can't be installed beside torch_tpu; a half migrated program does not import.
@@ -244,10 +245,32 @@ def torch_xla_code(
     ## References
     rules/targets/torch_tpu.toml.
     """
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        yield from _unused_import(node, ctx)
-    else:
-        yield from table_reports(node, ctx, "XLA102")
+    reports = list(_uses(ctx))
+    if any(report.fix is None for report in reports):
+        why = "other uses of torch_xla in this file need a person, and a file migrated by half does not import"
+        reports = [report if report.fix is None else replace_report(report, fix=None, unfixed=why) for report in reports]
+    elif not all(report.fix is not None and report.fix.safe for report in reports):
+        reports = [replace_report(report, fix=_unsafe(report.fix)) for report in reports]
+    yield from reports
+
+
+def _unsafe(fix: Fix | None) -> Fix | None:
+    return None if fix is None else replace_report(fix, safe=False)
+
+
+def _uses(ctx: Context) -> Iterator[Report]:
+    """A report for each use of torch_xla in the file."""
+    for node in [*ctx.model.nodes(ast.Call), *ctx.model.nodes(ast.Attribute), *ctx.model.nodes(ast.Name)]:
+        if ctx.qualname(node.func if isinstance(node, ast.Call) else node) not in _OTHERS_SPEAK:
+            yield from table_reports(node, ctx, "XLA102")
+    for statement in [*ctx.model.nodes(ast.Import), *ctx.model.nodes(ast.ImportFrom)]:
+        yield from _unused_import(statement, ctx)
+
+
+@functools.lru_cache(maxsize=1)
+def stays_on_xla(ctx: Context) -> bool:
+    """For torch_tpu: whether a file uses torch_xla in a way that only a person can migrate."""
+    return not ctx.xla and any(report.fix is None for report in _uses(ctx))
 
 
 def _unused_import(node: ast.Import | ast.ImportFrom, ctx: Context) -> Iterator[Report]:

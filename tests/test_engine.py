@@ -3,6 +3,8 @@
 # ruff: noqa: E501  cases stand on one line each
 
 import ast
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,6 +13,7 @@ from tpumigrate.deletion import delete_statements
 from tpumigrate.edits import Edit, Fix, load, name, remove_arguments, replace, unwrap_with
 from tpumigrate.imports import drop_unused
 from tpumigrate.model import Model
+from tpumigrate.rule import BadRule, Context, Report, rule
 from tpumigrate.source import Source
 
 
@@ -95,6 +98,28 @@ def test_newline_is_the_most_frequent(text: str, newline: str) -> None:
     ],
 )
 def test_comment_tokens(text: str) -> None:
+    comments = [token.text for token in Source(text).tokens(0, len(text)) if token.kind == "comment"]
+    assert comments == ["# c"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x = f"{a["#"]}" # c\n',
+        'x = f"{a["b"]:{c["#"]}}#" # c\n',
+        'x = f"{f"{f"#"}"}" # c\n',
+        'x = f"{\n a\n}#" # c\n',
+        "x = f'{a}{{#' # c\n",
+        "x = rf'\\{a}#' # c\n",
+        "x = f'\\N{EM DASH}#{a['b']}' # c\n",
+        "x = f'{a:{b}#}' # c\n",
+        "x = f'{a != {1: 2}}#' # c\n",
+        "x = f'{(lambda y: {y})(1)!r:>{2}}#' # c\n",
+    ],
+)
+def test_comment_tokens_beside_nested_quotes(text: str) -> None:
+    ast.parse(text)
     comments = [token.text for token in Source(text).tokens(0, len(text)) if token.kind == "comment"]
     assert comments == ["# c"]
 
@@ -612,6 +637,25 @@ LOAD_LINE = "import torch_xla  # noqa: F401  registers the device\n"
         ("if 1:\n    import torch; HERE\n", XLA, "if 1:\n    import torch; HERE\n"),
         ("import os\nimport torch\nimport torch.nn\nimport sys\nHERE\n", XLA,
          "import os\nimport torch\nimport torch.nn\nimport torch_xla\nimport sys\ntorch_xla.sync()\n"),
+        # an import of the function itself will do
+        ("def f():\n    import torch\n    HERE\n", name("torch") + ".x", "def f():\n    import torch\n    torch.x\n"),
+        ("def f():\n    import torch.nn\n    HERE\n", name("torch") + ".x", "def f():\n    import torch.nn\n    torch.x\n"),
+        ("def f():\n    import torch as t\n    HERE\n", name("torch") + ".x", "def f():\n    import torch as t\n    t.x\n"),
+        (
+            "def f():\n    from torch_xla import runtime as r\n    def g(): HERE\n",
+            RUNTIME,
+            "def f():\n    from torch_xla import runtime as r\n    def g(): r.world_size()\n",
+        ),
+        (
+            "def f():\n    import torch\ndef g():\n    HERE\n",
+            name("torch") + ".x",
+            "import torch\ndef f():\n    import torch\ndef g():\n    torch.x\n",
+        ),
+        (
+            "def f():\n    HERE\n    import torch\n",
+            name("torch") + ".x",
+            "def f():\n    HERE\n    import torch\n",
+        ),
         # only local imports: the module gets its own
         ("def f():\n    import torch\n    HERE\n", XLA, "import torch_xla\ndef f():\n    import torch\n    torch_xla.sync()\n"),
         # what the file imports only where it is available is not imported without condition: refused
@@ -783,3 +827,29 @@ def test_replacement_keeps_its_meaning(text: str, segment: str, new: str, expect
     assert ast.dump(ast.parse(result)) == wanted
     if expected is not None:
         assert result == expected
+
+
+# -- declaring rules ---------------------------------------------------------------------------------------
+
+
+def test_rules_are_declared_rightly_or_refused() -> None:
+    def good(node: ast.Call | ast.Name, ctx: Context) -> Iterator[Report]:
+        """Finds nothing."""
+        yield from ()
+
+    def untyped(node, ctx):  # type: ignore[no-untyped-def]
+        yield from ()
+
+    def wrong_type(node: str, ctx: Context) -> Iterator[Report]:
+        yield from ()
+
+    def one_parameter(node: ast.Call) -> Iterator[Report]:
+        yield from ()
+
+    declared = rule("TST101", "test", anchors=("x",))(good)
+    assert declared.__tpumigrate_rule__.node_types == (ast.Call, ast.Name)  # type: ignore[attr-defined]
+    for function in (untyped, wrong_type, one_parameter):
+        with pytest.raises(BadRule, match=r"test_engine\.py:\d+: "):
+            rule("TST102", "test", anchors=("x",))(function)  # type: ignore[arg-type]
+    with pytest.raises(BadRule, match=r"test_engine\.py:\d+: anchors of TST103 must be a tuple"):
+        rule("TST103", "test", anchors="word")(good)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tpumigrate.accelerators import bound_to_cuda
 from tpumigrate.compose import compose
 from tpumigrate.edits import Edit
 from tpumigrate.finding import Finding, TextEdit
@@ -53,11 +54,17 @@ def analyse(source: Source, rules: Sequence[Rule], target: str, project: Project
 
 
 def _beside_others(rule: Rule, report: Report, ctx: Context) -> Report:
-    """The report without its fix where the fix would take CUDA's place in a file for several accelerators."""
-    if rule.keeps_cuda or report.fix is None or report.fix.adds or not ctx.several_accelerators:
+    """The report without its fix where CUDA must keep its place: among other accelerators, or with a CUDA package."""
+    if rule.keeps_cuda or report.fix is None or report.fix.adds:
         return report
-    why = "this file tells several accelerators apart: the TPU wants an arm of its own beside CUDA's"
-    return replace(report, fix=None, unfixed=why)
+    if ctx.several_accelerators:
+        why = "this file tells several accelerators apart: the TPU wants an arm of its own beside CUDA's"
+        return replace(report, fix=None, unfixed=why)
+    package = bound_to_cuda(ctx.model, report.node)
+    if package:
+        why = f"the code around it uses {package} and can't leave CUDA piece by piece"
+        return replace(report, fix=None, unfixed=why)
+    return report
 
 
 def _without_subsumed(source: Source, found: list[Found]) -> list[Found]:

@@ -54,8 +54,8 @@ class Importer:
             if not self._imported(module[1:]):
                 self._loaded[module[1:]] = None
             return ""
-        known = self._known_name(module)
-        if known:
+        known = self._local_name(module, position) or self._known_name(module)
+        if known and not self._is_local(known.partition(".")[0], module, position):
             return known
         alias = ALIASES.get(module, "")
         if alias and not self._model.binds(alias):
@@ -63,6 +63,8 @@ class Importer:
             return alias
         root = module.partition(".")[0]
         self._refuse_optional(root)
+        if self._is_local(root, module, position):
+            raise CannotImport(f"the function around this imports {root!r} itself, but later or not always")
         taken = [
             binding
             for scope in self._model.scopes.values()
@@ -87,6 +89,36 @@ class Importer:
         if module == "torch" and self._means_only("torch", "torch") and self._imports("torch"):
             return "torch"  # `import torch.nn as nn` does not bind it, `import torch.cuda` does
         return ""
+
+    def _local_name(self, module: str, position: int) -> str:
+        """How an import of the function around `position`, which stands before it, spells `module`; "" for none."""
+        source = self._model.source
+        for node in self._all_imports():
+            owner = parent(node)
+            if not isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if not source.span(node)[1] <= position < source.span(owner)[1]:
+                continue
+            for alias in node.names:
+                bound = alias.asname or alias.name
+                dotted = alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+                if isinstance(node, ast.Import) and not alias.asname and dotted.startswith(f"{module}."):
+                    bound = dotted = module  # `import torch.nn` binds torch
+                if dotted == module and self._means_only(bound.partition(".")[0], dotted):
+                    return bound
+        return ""
+
+    def _is_local(self, name: str, module: str, position: int) -> bool:
+        """Whether a function around `position` binds `name` itself, and not by an import that stands before."""
+        if self._local_name(module, position).partition(".")[0] == name:
+            return False
+        return any(
+            name in scope.bindings
+            and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and not any(binding.kind in ("global", "nonlocal") for binding in scope.bindings[name])
+            and self._model.source.span(node.body[0])[0] <= position < self._model.source.span(node)[1]
+            for node, scope in self._model.scopes.items()
+        )
 
     def _means_only(self, bound: str, dotted: str) -> bool:
         """Whether `bound` is given a meaning by imports of `dotted` or its parents alone, in every scope."""

@@ -90,6 +90,8 @@ def rule(
     """
 
     def register(function: RuleFunction) -> RuleFunction:
+        if isinstance(anchors, str):  # ("word") is no tuple
+            raise BadRule(f"{_place(function)}: anchors of {code} must be a tuple")
         function.__tpumigrate_rule__ = Rule(  # type: ignore[attr-defined]
             code, name, anchors, targets, keeps_cuda, _node_types(function), function
         )
@@ -98,9 +100,13 @@ def rule(
     return register
 
 
-def _node_types(function: RuleFunction) -> tuple[type[ast.AST], ...]:
+def _place(function: RuleFunction) -> str:
     code = function.__code__
-    where = f"{code.co_filename}:{code.co_firstlineno}"
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _node_types(function: RuleFunction) -> tuple[type[ast.AST], ...]:
+    where = _place(function)
     parameters = list(inspect.signature(function).parameters)
     if len(parameters) != 2:
         raise BadRule(f"{where}: a rule takes a node and a context")

@@ -6,6 +6,7 @@ import ast
 import bisect
 import io
 import re
+import sys
 import tokenize
 import warnings
 from collections.abc import Iterator
@@ -25,6 +26,45 @@ _TOKEN = re.compile(
       | (?P<op>:=|->|\*\*|//|[<>=!+\-*/%&|^@]=|.)""",
     re.VERBOSE | re.DOTALL,
 )
+
+
+# From Python 3.12 on, an f-string may hold its own quotes, and comments, inside its braces.
+_NESTED_QUOTES = sys.version_info >= (3, 12)
+_OPENING = re.compile(r"(?P<prefix>[fFtT][rR]?|[rR][fFtT])(?P<quote>\"\"\"|'''|\"|')")
+
+
+def _string_end(text: str, opening: re.Match[str], end: int) -> int:
+    """Offset after an f-string, found as Python 3.12 reads it."""
+    position, quote, is_raw = opening.end(), opening["quote"], "r" in opening["prefix"].lower()
+    while position < end:
+        if text.startswith(quote, position):
+            return position + len(quote)
+        if text[position] == "\\" and not is_raw and text[position + 1 : position + 2] not in ("{", "}"):
+            named = text.startswith("N{", position + 1)
+            position = text.find("}", position) + 1 or end if named else position + 2
+        elif text[position] == "{" and not text.startswith("{{", position):
+            position = _field_end(text, position + 1, end)
+        else:
+            position += 2 if text.startswith("{{", position) else 1
+    return end
+
+
+def _field_end(text: str, position: int, end: int) -> int:
+    """Offset after the closing brace of a replacement field, its format included."""
+    depth = 0
+    while position < end:
+        opening = _OPENING.match(text, position, end)
+        match = _TOKEN.match(text, position, end)
+        char = text[position]
+        if not depth and char == "}":
+            return position + 1
+        if not depth and char == ":":
+            while position < end and text[position] != "}":
+                position = _field_end(text, position + 1, end) if text[position] == "{" else position + 1
+            return position + 1
+        depth += (char in "([{") - (char in ")]}")
+        position = _string_end(text, opening, end) if opening else match.end() if match else position + 1
+    return end
 
 
 def split_lines(text: str) -> list[str]:
@@ -164,8 +204,15 @@ class Source:
         """Tokens between two offsets, of which `start` must not lie inside a string or comment."""
         position = start
         while position < end:
+            if _NESTED_QUOTES and self.text[position] in "fFrRtT":
+                opening = _OPENING.match(self.text, position, end)
+                if opening:
+                    stop = _string_end(self.text, opening, end)
+                    yield Token("string", self.text[position:stop], position, stop)
+                    position = stop
+                    continue
             match = _TOKEN.match(self.text, position, end)
-            if match is None:  # only a lone quote: the start of a string that ends after `end`
+            if match is None:
                 return
             yield Token(str(match.lastgroup), match.group(), match.start(), match.end())
             position = match.end()
