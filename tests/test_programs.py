@@ -5,13 +5,16 @@ The reference is the original on the CPU in float32 (tests/backends/cpu_referenc
 
 from __future__ import annotations
 
+import ast
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from backends.client import Backend, Result
 from backends.compare import losses, max_relative_difference
 
+from tpumigrate.source import Source
 from tpumigrate.testing import check_text, fix_text
 
 PROGRAMS = Path(__file__).parents[1] / "fixtures" / "programs"
@@ -74,3 +77,57 @@ def test_rewriting_is_a_fixed_point(name: str, target: str) -> None:
     assert fix_text(once, target, unsafe=True) == once
     left = check_text(once, target)
     assert not [item for item in left.found if item.report.fix is not None]
+
+
+# What looks like CUDA and is not: texts, keys, names, methods of the programs' own classes.
+LOOK_ALIKES = (
+    'times["cuda"]',
+    'stats["cuda"]',
+    "def cuda(self)",
+    "self.cuda()",
+    "cuda_cores",
+    "HardwareSheet(",
+    "def to(self",
+    '.to("ms")',
+    ".to('us')",
+    "https://",
+    "WARNING: no CUDA",
+    "raise SystemExit(",
+    "from apex",
+)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", EXPECTED)
+def test_look_alikes_are_not_found(name: str, target: str) -> None:
+    text = (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
+    source = Source(text)
+    prose = list(comments_and_docstrings(source))
+    for item in check_text(text, target).found:
+        assert not any(start <= item.start and item.end <= end for start, end in prose)
+        line = source.line_text(source.position(item.start)[0])
+        found = source.text[item.start : item.end]
+        assert not any(look_alike in line and found in look_alike for look_alike in LOOK_ALIKES), line
+        if "is_cuda and" in line:  # a guard around a kernel: advice, no edit
+            assert item.report.fix is None
+
+
+def comments_and_docstrings(source: Source) -> Iterator[tuple[int, int]]:
+    for token in source.tokens(0, len(source.text)):
+        if token.kind == "comment":
+            yield token.start, token.end
+    for node in ast.walk(source.parse()):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield source.span(node)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", EXPECTED)
+def test_prose_and_look_alikes_stay(name: str, target: str) -> None:
+    before = Source((PROGRAMS / f"{name}.py").read_text(encoding="utf-8"))
+    after = Source(fix_text(before.text, target, unsafe=True))
+    kept = [before.text[start:end] for start, end in comments_and_docstrings(before)]
+    now = [after.text[start:end] for start, end in comments_and_docstrings(after)]
+    assert [text for text in kept if text not in now] == []
+    for text in LOOK_ALIKES:
+        assert after.text.count(text) == before.text.count(text), text

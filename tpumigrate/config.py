@@ -92,8 +92,10 @@ def _strings(path: Path, key: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-_TPU = re.compile(r"\btorch[-_]tpu\b")
-_XLA = re.compile(r"\btorch[-_]xla\b")
+_NAMED = {
+    "torch_tpu": re.compile(r"\btorch[-_]tpu\b"),
+    "torch_xla": re.compile(r"\btorch[-_]xla\b"),
+}
 
 
 def infer_target(start: Path) -> tuple[str, str]:
@@ -103,10 +105,11 @@ def infer_target(start: Path) -> tuple[str, str]:
         names = ["pyproject.toml", "setup.cfg", "setup.py", *sorted(p.name for p in above.glob("requirements*.txt"))]
         for name in names:
             text = _dependencies(above / name)
-            if _TPU.search(text):
-                return "torch_tpu", name
-            if _XLA.search(text):
-                return "torch_xla", name
+            named = [target for target, pattern in _NAMED.items() if pattern.search(text)]
+            if len(named) == 1:
+                return named[0], name
+            if named:
+                return DEFAULT_TARGET, ""  # the project supports both
         if (above / ".git").exists() or (above / "pyproject.toml").exists():
             break
     return DEFAULT_TARGET, ""
