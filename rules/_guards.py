@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpumigrate.model import block, function, parent
+from tpumigrate.model import block, function, parent, statement
 from tpumigrate.rule import Context
 
 from ._devices import device_text
@@ -64,7 +64,26 @@ def _decides_on_cuda(question: ast.expr, ctx: Context) -> bool:
     above = parent(question)
     if isinstance(above, ast.BoolOp) and "torch.version." in ctx.text(above):
         return True  # a build of torch for one vendor
+    if any(_names_cuda_package(text) for text in _refusals(question)):
+        return True
     return any(_needs_cuda(node, ctx) for node in _decided(question)) or _chooses_text(question, ctx)
+
+
+def _refusals(question: ast.expr) -> Iterator[str]:
+    """Texts with which a statement stops the program when the answer is no."""
+    stmt = statement(question)
+    told = [stmt.msg] if isinstance(stmt, ast.Assert) and stmt.msg is not None else []
+    if isinstance(stmt, ast.If):
+        told += [item.exc for item in stmt.body if isinstance(item, ast.Raise) and item.exc is not None]
+    for expression in told:
+        for node in ast.walk(expression):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def _names_cuda_package(text: str) -> bool:
+    words = set(re.findall(r"[a-z_]+", text.lower()))
+    return bool(words & (_CUDA_PACKAGES | {"megatron", "dali", "tensor_rt"}) - {"cuda", "nvidia"})
 
 
 def _decided(question: ast.expr) -> Iterator[ast.AST]:

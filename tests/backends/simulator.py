@@ -40,6 +40,7 @@ EXECUTABLE_OUTPUT_MEMORY_KINDS = 47
 
 # Offsets in the argument structs, which all start with struct_size and extension_start.
 CREATE_OPTIONS, CREATE_NUM_OPTIONS = 16, 24
+PJRT_INT64 = 1
 KINDS_EXECUTABLE, KINDS_NUM_OUTPUTS, KINDS_NAMES, KINDS_SIZES = 16, 24, 32, 40
 
 MAX_OUTPUTS = 4096
@@ -56,6 +57,20 @@ class NumOutputs(ctypes.Structure):
         ("extension_start", ctypes.c_void_p),
         ("executable", ctypes.c_void_p),
         ("num_outputs", ctypes.c_size_t),
+    ]
+
+
+class NamedValue(ctypes.Structure):
+    """``PJRT_NamedValue`` with an integer value."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("name_size", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("value", ctypes.c_int64),
+        ("value_size", ctypes.c_size_t),
     ]
 
 
@@ -99,12 +114,15 @@ def _word(address: int) -> ctypes.c_size_t:
     return ctypes.c_size_t.from_address(address)
 
 
-def _without_options(create: Call) -> Call:
-    """``PJRT_Client_Create`` that hides the TPU-only options from the plug-in."""
+def _with_one_device(create: Call) -> Call:
+    """``PJRT_Client_Create`` that hides the TPU-only options and asks for one device, as a TPU process has."""
+    name = b"cpu_device_count"
+    option = NamedValue(ctypes.sizeof(NamedValue), None, name, len(name), PJRT_INT64, 1, 1)
+    _alive.append(option)
 
     def call(args: int) -> int | None:
-        _word(args + CREATE_OPTIONS).value = 0
-        _word(args + CREATE_NUM_OPTIONS).value = 0
+        _word(args + CREATE_OPTIONS).value = ctypes.addressof(option)
+        _word(args + CREATE_NUM_OPTIONS).value = 1
         return create(args)
 
     return call
@@ -147,12 +165,14 @@ def load(library: Path | None = None) -> None:
     library = library or find_library()
     os.environ.update(ENVIRONMENT, TPU_LIBRARY_PATH=str(library))
     table = Table(library)
-    table.replace(CLIENT_CREATE, _without_options(table.function(CLIENT_CREATE)))
+    table.replace(CLIENT_CREATE, _with_one_device(table.function(CLIENT_CREATE)))
     memory_kinds = _one_memory_kind(table.function(EXECUTABLE_NUM_OUTPUTS))
     table.replace(EXECUTABLE_OUTPUT_MEMORY_KINDS, memory_kinds)
 
     from torch_tpu import _loader
     from torch_tpu._internal.utils import hardware
 
-    hardware.get_tpu_device_count = lambda: 1  # it counts TPUs on the PCI bus
+    # Both look at the PCI bus.
+    hardware.get_tpu_device_count = lambda: 1
+    hardware.get_tpu_topology = lambda *_args: "1,1,1"
     _loader.load()
