@@ -141,9 +141,7 @@ def examine(package: str, target: str, folder: Path) -> Outcome:
     return outcome
 
 
-def fix_twice(
-    outcome: Outcome, folder: Path, copy: Path, options: tuple[str, ...], fixable: set[str]
-) -> None:
+def fix_twice(outcome: Outcome, folder: Path, copy: Path, options: tuple[str, ...], fixable: set[str]) -> None:
     label = "fix --unsafe" if options else "fix"
     command = ("fix", ".", "--target", outcome.target, "--isolated", "--apply", "--quiet", *options)
     done = tool(*command, folder=copy)
@@ -306,9 +304,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir(), "tpumigrate-corpus"))
     parser.add_argument("--packages", default=",".join(PACKAGES), help="names, separated by commas")
     parser.add_argument("--targets", default=",".join(TARGETS), help="names, separated by commas")

@@ -69,9 +69,7 @@ def becomes(node: ast.expr, ctx: Context, depth: int = 0) -> str:
         return ""
     match node:
         case ast.Constant(value=str(text)):
-            if migrated(node, ctx) or BACKEND[ctx.target] in [
-                part.rpartition(":")[2] for part in text.split(",")
-            ]:
+            if migrated(node, ctx) or BACKEND[ctx.target] in [part.rpartition(":")[2] for part in text.split(",")]:
                 return TARGET
             return HOST if text in HOST_BACKENDS else ""
         case ast.IfExp():
@@ -80,9 +78,7 @@ def becomes(node: ast.expr, ctx: Context, depth: int = 0) -> str:
                 return TARGET  # the whole choice is replaced
             return _together(arms)
         case ast.Name():
-            values = [
-                _bound(item.node, item.value, item.kind, ctx, depth) for item in ctx.model.bindings(node)
-            ]
+            values = [_bound(item.node, item.value, item.kind, ctx, depth) for item in ctx.model.bindings(node)]
             return _together(tuple(values))
         case ast.Attribute():
             if migrated(node, ctx):
@@ -195,8 +191,7 @@ def is_backend_place(place: ast.expr, above: ast.AST | None) -> bool:
         case ast.arguments():
             owner = parent(above)
             return owner is not None and any(
-                default_of(owner, arg) is place and bool(BACKEND_NAME.search(arg.arg))
-                for arg in arguments(owner)
+                default_of(owner, arg) is place and bool(BACKEND_NAME.search(arg.arg)) for arg in arguments(owner)
             )
         case ast.Return():
             owner = function(above)
@@ -206,9 +201,7 @@ def is_backend_place(place: ast.expr, above: ast.AST | None) -> bool:
 
 def _is_backend_target(target: ast.expr) -> bool:
     match target:
-        case (
-            ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name)))
-        ):
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
             return bool(BACKEND_NAME.search(name))
     return False
 

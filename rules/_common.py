@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from tpumigrate.edits import load
+from tpumigrate.model import packages
 from tpumigrate.rule import Context
 
 
@@ -20,16 +21,7 @@ def registers_device(ctx: Context) -> str:
 
 def imports_torch(ctx: Context) -> bool:
     """Whether the file imports torch, so that `.cuda()` on an unknown object is torch's."""
-    for kind in (ast.Import, ast.ImportFrom):
-        for node in ctx.model.nodes(kind):
-            names = (
-                [alias.name for alias in node.names]  # type: ignore[attr-defined]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]  # type: ignore[attr-defined]
-            )
-            if any(name.partition(".")[0] in ("torch", "pytorch_lightning", "lightning") for name in names):
-                return True
-    return False
+    return any(packages(node) & {"torch", "pytorch_lightning", "lightning"} for node in ctx.model.imports())
 
 
 def is_pure(node: ast.AST) -> bool:

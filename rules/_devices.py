@@ -140,8 +140,9 @@ def _is_option(call: ast.Call) -> bool:
         isinstance(func, ast.Attribute)
         and func.attr in ("add_argument", "add_option", "option")
         and any(
-            isinstance(arg, ast.Constant) and isinstance(arg.value, str) and is_device_name(arg.value.strip("-").replace("-", "_"))
+            is_device_name(arg.value.strip("-").replace("-", "_"))
             for arg in call.args
+            if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
         )
     )
 
@@ -149,7 +150,7 @@ def _is_option(call: ast.Call) -> bool:
 def _positional(node: ast.AST, call: ast.Call, ctx: Context) -> bool | None:
     if node is call.func or node not in call.args:
         return False
-    position = call.args.index(node)  # type: ignore[arg-type]
+    position = call.args.index(node)
     name = ctx.qualname(call.func)
     if name in SPECIAL_CALLS:
         return False

@@ -10,9 +10,7 @@ from tpumigrate.model import parent, parents
 from tpumigrate.names import FUNCTIONS, Binding
 from tpumigrate.rule import Context
 
-INIT = frozenset(
-    {"torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group"}
-)
+INIT = frozenset({"torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group"})
 DDP = "torch.nn.parallel.DistributedDataParallel"
 _RANK = re.compile(r"(?:^|_)(?:rank|ordinal|process_index|proc_id)\Z", re.IGNORECASE)
 _MAIN = re.compile(
@@ -43,11 +41,7 @@ def rank_guard(node: ast.AST) -> ast.If | None:
     for above in parents(node):
         if isinstance(above, FUNCTIONS):
             return None
-        if (
-            isinstance(above, ast.If)
-            and any(child is item for item in above.body)
-            and is_rank_test(above.test)
-        ):
+        if isinstance(above, ast.If) and any(child is item for item in above.body) and is_rank_test(above.test):
             return above
         child = above
     return None
@@ -62,10 +56,7 @@ def is_rank_test(test: ast.expr) -> bool:
             return _is_rank(operand)
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             return (_is_rank(left) and _picks_some(op, right)) or (
-                _is_rank(right)
-                and isinstance(left, ast.Constant)
-                and left.value == 0
-                and isinstance(op, ast.Eq)
+                _is_rank(right) and isinstance(left, ast.Constant) and left.value == 0 and isinstance(op, ast.Eq)
             )
     return bool(_MAIN.fullmatch(_last_name(test)))
 
@@ -89,10 +80,7 @@ def _is_rank(node: ast.expr) -> bool:
             return _is_rank(left)
         case ast.Call(func=ast.Name(id="int"), args=[only]):
             return _is_rank(only)
-        case (
-            ast.Call(args=[ast.Constant(value=str(text)), *_])
-            | ast.Subscript(slice=ast.Constant(value=str(text)))
-        ):
+        case ast.Call(args=[ast.Constant(value=str(text)), *_]) | ast.Subscript(slice=ast.Constant(value=str(text))):
             return text in ("RANK", "LOCAL_RANK", "rank", "local_rank")
     return bool(_RANK.search(_last_name(node)))
 
@@ -107,10 +95,7 @@ def _last_name(node: ast.expr) -> str:
 
 def names_rank(node: ast.AST) -> bool:
     """Whether an expression depends on the rank by name."""
-    return any(
-        isinstance(item, ast.Name | ast.Attribute | ast.Call) and _is_rank(item)
-        for item in ast.walk(node)
-    )
+    return any(isinstance(item, ast.Name | ast.Attribute | ast.Call) and _is_rank(item) for item in ast.walk(node))
 
 
 # -- values ------------------------------------------------------------------------------------------------
@@ -157,6 +142,4 @@ def keyword_of(call: ast.Call, value: ast.expr) -> ast.expr | ast.keyword:
 
 def has_stars(call: ast.Call) -> bool:
     """Whether arguments are passed on with `*args` or `**kwargs`."""
-    return any(isinstance(arg, ast.Starred) for arg in call.args) or any(
-        item.arg is None for item in call.keywords
-    )
+    return any(isinstance(arg, ast.Starred) for arg in call.args) or any(item.arg is None for item in call.keywords)

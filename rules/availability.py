@@ -168,23 +168,26 @@ def cuda_availability(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -
     ## Example: a ladder in one expression
     ```python
     import torch
+    from torch.backends import mps
 
-    device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    d = "cuda" if torch.cuda.is_available() else "mps" if mps.is_available() else "cpu"
     ```
 
     ## Use instead (torch_tpu)
     ```python
     import torch
+    from torch.backends import mps
 
-    device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "tpu" if torch.accelerator.is_available() else "cpu"
+    d = "cuda" if torch.cuda.is_available() else "mps" if mps.is_available() else "tpu" if torch.accelerator.is_available() else "cpu"
     ```
 
     ## Use instead (torch_xla)
     ```python
     import torch
     import torch_xla.runtime as xr
+    from torch.backends import mps
 
-    device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "xla" if xr.device_type() is not None else "cpu"
+    d = "cuda" if torch.cuda.is_available() else "mps" if mps.is_available() else "xla" if xr.device_type() is not None else "cpu"
     ```
 
     ## Example: device-neutral code (torch_xla)
@@ -392,7 +395,7 @@ def _top(node: ast.If | ast.IfExp) -> ast.If | ast.IfExp:
     """The first rung of the ladder that `node` is a rung of."""
     above = parent(node)
     while isinstance(above, type(node)) and (above.orelse == [node] or above.orelse is node):
-        node = above  # type: ignore[assignment]
+        node = above
         above = parent(node)
     return node
 
@@ -433,13 +436,19 @@ def _claimed(ladder: ast.If) -> Iterator[ast.AST]:
 
 
 def _knows_target(ladder: ast.AST, ctx: Context) -> bool:
-    return any(
-        (isinstance(item, ast.Constant) and item.value == ctx.device)
-        or (isinstance(item, ast.Attribute) and item.attr in ("is_tpu", "xla_device", "is_xla_available"))
-        or (isinstance(item, ast.Name) and (ctx.device in item.id.lower() or "tpu" in item.id.lower()))
-        or (isinstance(item, ast.Attribute) and ("torch_xla" in ctx.qualname(item) or ctx.qualname(item) == "torch.accelerator.is_available"))
-        for item in ast.walk(ladder)
-    )
+    """Whether a ladder has an arm for the target already."""
+    for item in ast.walk(ladder):
+        if isinstance(item, ast.Constant) and item.value == ctx.device:
+            return True
+        if isinstance(item, ast.Name) and (ctx.device in item.id.lower() or "tpu" in item.id.lower()):
+            return True
+        if isinstance(item, ast.Attribute):
+            used = ctx.qualname(item)
+            if item.attr in ("is_tpu", "xla_device", "is_xla_available") or "torch_xla" in used:
+                return True
+            if used == "torch.accelerator.is_available":
+                return True
+    return False
 
 
 def _arm_fix(

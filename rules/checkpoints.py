@@ -256,10 +256,7 @@ def _is_location(use: ast.Name, ctx: Context) -> bool:
     above = parent(use)
     if isinstance(above, ast.keyword):
         return above.arg == "map_location"
-    return (
-        isinstance(above, ast.Call)
-        and ctx.arg(above, "map_location", _LOADS.get(ctx.qualname(above.func))) is use
-    )
+    return isinstance(above, ast.Call) and ctx.arg(above, "map_location", _LOADS.get(ctx.qualname(above.func))) is use
 
 
 # -- findings ----------------------------------------------------------------------------------------------
@@ -295,16 +292,12 @@ def _parts(location: ast.expr, ctx: Context) -> list[ast.expr]:
 
 
 def _string_in(node: ast.expr, ctx: Context) -> str:
-    strings = [
-        item for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)
-    ]
+    strings = [item for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
     return ctx.text(strings[0]) if strings and not isinstance(node, ast.JoinedStr) else ctx.text(node)
 
 
 def _without_location(call: ast.Call, location: ast.expr | None, ctx: Context) -> Iterator[Report]:
-    if any(keyword.arg is None for keyword in call.keywords) or any(
-        isinstance(a, ast.Starred) for a in call.args
-    ):
+    if any(keyword.arg is None for keyword in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args):
         return
     message = 'a checkpoint that was written on a GPU cannot be loaded here without `map_location="cpu"`'
     if location is not None:
@@ -316,9 +309,7 @@ def _without_location(call: ast.Call, location: ast.expr | None, ctx: Context) -
 
 
 def _quoted(text: str, call: ast.Call, ctx: Context) -> str:
-    strings = [
-        item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)
-    ]
+    strings = [item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
     mark = quote(ctx.text(strings[0])) if strings else '"'
     return f"{mark}{text}{mark}"
 

@@ -186,9 +186,7 @@ def backend_comparison(node: ast.Compare | ast.Call, ctx: Context) -> Iterator[R
     if any(isinstance(item, ast.Constant) and item.value == backend for item in options):
         return
     message = f'on a TPU the backend is "{backend}", so this takes the way for backends other than NCCL'
-    yield Report(
-        node, message, unfixed=f'decide which way "{backend}" goes, and name it here', severity="warning"
-    )
+    yield Report(node, message, unfixed=f'decide which way "{backend}" goes, and name it here', severity="warning")
 
 
 def _elements(node: ast.expr) -> list[ast.expr]:

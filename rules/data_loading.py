@@ -123,7 +123,9 @@ def pin_memory(node: ast.Call | ast.Dict, ctx: Context) -> Iterator[Report]:
         gone = [
             keyword
             for keyword in node.keywords
-            if keyword.arg in ("pin_memory", "pin_memory_device") and not _is_off(keyword.value) and is_pure(keyword.value)
+            if keyword.arg in ("pin_memory", "pin_memory_device")
+            and not _is_off(keyword.value)
+            and is_pure(keyword.value)
         ]
         if gone:
             message = "a TPU host has no pinned memory: this is refused, or ignored with a warning"
@@ -151,7 +153,7 @@ def pin_memory(node: ast.Call | ast.Dict, ctx: Context) -> Iterator[Report]:
 def _loader_arguments(node: ast.Dict, ctx: Context) -> Iterator[Report]:
     """`{"pin_memory": True}` in a file that hands dictionaries to DataLoader."""
     splatted = any(
-        ctx.qualname(call.func) == "torch.utils.data.DataLoader" and any(keyword.arg is None for keyword in call.keywords)
+        ctx.qualname(call.func) == "torch.utils.data.DataLoader" and any(item.arg is None for item in call.keywords)
         for call in ctx.model.nodes(ast.Call)
     )
     for key, value in zip(node.keys, node.values, strict=True):

@@ -142,9 +142,7 @@ def data_parallel(node: ast.Call | ast.ClassDef, ctx: Context) -> Iterator[Repor
     if name != _DATA_PARALLEL:
         return
     happens = "silently runs the plain module" if ctx.xla else "fails in its forward"
-    message = (
-        f"DataParallel {happens} on a TPU; every device needs its own process, with DistributedDataParallel"
-    )
+    message = f"DataParallel {happens} on a TPU; every device needs its own process, with DistributedDataParallel"
     fix = _unwrapped(node, ctx)
     if isinstance(fix, str):
         yield Report(node, message, unfixed=fix, severity=severity)
@@ -165,9 +163,7 @@ def _unwrapped(call: ast.Call, ctx: Context) -> Fix | str:
     module = ctx.arg(call, "module", 0)
     if module is None or has_stars(call):
         return "its arguments are passed on with stars"
-    others = [
-        item for item in [*call.args, *(keyword.value for keyword in call.keywords)] if item is not module
-    ]
+    others = [item for item in [*call.args, *(keyword.value for keyword in call.keywords)] if item is not module]
     if not all(is_pure(item) for item in others):
         return "its arguments call something"
     whole = _whole_value(call)
@@ -220,9 +216,7 @@ def _falls_back_to(whole: ast.expr, module: ast.expr, ctx: Context) -> bool:
 
 
 def _is_self(target: ast.expr) -> bool:
-    return (
-        isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
-    )
+    return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
 
 
 def _module_accesses(target: ast.expr, ctx: Context) -> list[ast.Attribute] | None:

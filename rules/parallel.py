@@ -132,11 +132,7 @@ def ddp_arguments(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """
     if ctx.qualname(node.func) != DDP:
         return
-    gone = [
-        item
-        for name, place in (("device_ids", 1), ("output_device", 2))
-        if (item := ctx.arg(node, name, place))
-    ]
+    gone = [item for name, place in (("device_ids", 1), ("output_device", 2)) if (item := ctx.arg(node, name, place))]
     if not gone:
         return
     message = "each TPU process owns one device: leave out `device_ids` and `output_device`"
@@ -145,9 +141,7 @@ def ddp_arguments(node: ast.Call, ctx: Context) -> Iterator[Report]:
         yield Report(node, message, unfixed="computing the device has effects", severity=severity)
         return
     if len(node.args) > 3:
-        yield Report(
-            node, message, unfixed="arguments follow by position: write the call by hand", severity=severity
-        )
+        yield Report(node, message, unfixed="arguments follow by position: write the call by hand", severity=severity)
         return
     if any(_several_devices(item) for item in gone):
         yield Report(node, message, unfixed="it names several GPUs of one process", severity=severity)

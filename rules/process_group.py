@@ -255,9 +255,7 @@ def _initialised_for_tpu(call: ast.Call, backend: ast.expr | None, ctx: Context)
     if backend is not None and literal_edits(backend, ctx):
         message = 'NCCL only works between NVIDIA GPUs; between TPUs the backend is "tpu_dist"'
     else:
-        message = (
-            "`device_id` without an index raises on a TPU, and each process owns one device: leave it out"
-        )
+        message = "`device_id` without an index raises on a TPU, and each process owns one device: leave it out"
     yield Report(call, message, Fix(tuple(edits)))
 
 
@@ -271,13 +269,9 @@ def _initialised_for_xla(call: ast.Call, backend: ast.expr | None, ctx: Context)
     kind = TARGET if missing else becomes(backend, ctx)  # type: ignore[arg-type]
     if kind == HOST:
         return
-    message = (
-        'between TPUs the backend is "xla", which takes rank and world size from the runtime with "xla://"'
-    )
+    message = 'between TPUs the backend is "xla", which takes rank and world size from the runtime with "xla://"'
     if kind != TARGET:
-        why = (
-            'the backend is not known here; "xla" needs init_method="xla://" and no rank, world_size or store'
-        )
+        why = 'the backend is not known here; "xla" needs init_method="xla://" and no rank, world_size or store'
         yield Report(call, message, unfixed=why, severity="warning")
         return
     if has_stars(call) or len(call.args) > 6:
@@ -285,9 +279,7 @@ def _initialised_for_xla(call: ast.Call, backend: ast.expr | None, ctx: Context)
         return
     gone = [item for key, place in _FROM_RUNTIME if (item := ctx.arg(call, key, place)) is not None]
     if not all(is_pure(item) for item in [*gone, *([method] if method is not None else [])]):
-        yield Report(
-            call, message, unfixed="an argument that has to go calls something: write the call by hand"
-        )
+        yield Report(call, message, unfixed="an argument that has to go calls something: write the call by hand")
         return
     edits = _rewired(call, backend, method, gone, ctx)
     yield Report(call, message, Fix(tuple(edits), safe=not _is_parameter(backend, ctx)))
@@ -324,9 +316,7 @@ def _rewired(
 
 def _quote_in(call: ast.Call, ctx: Context) -> str:
     """The quotation mark that the strings of a call are written with."""
-    strings = [
-        item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)
-    ]
+    strings = [item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
     return quote(ctx.text(strings[0])) if strings else '"'
 
 
@@ -366,9 +356,7 @@ def _elsewhere(node: ast.Constant | ast.Attribute, ctx: Context) -> Iterator[Rep
 
 
 def _knows_other_makers(ctx: Context) -> bool:
-    return any(
-        isinstance(item.value, str) and item.value in OTHER_BACKENDS for item in ctx.model.nodes(ast.Constant)
-    )
+    return any(isinstance(item.value, str) and item.value in OTHER_BACKENDS for item in ctx.model.nodes(ast.Constant))
 
 
 def _table_entry(node: ast.expr, table: ast.Dict, message: str, fix: Fix, ctx: Context) -> Iterator[Report]:

@@ -13,9 +13,7 @@ from ._distributed import function_called, is_distributed, is_rank_test, rank_gu
 from .saving import SAVES
 
 _XM_SAVE = "torch_xla.core.xla_model.save"
-_SYNCS = frozenset(
-    {"torch_xla.sync", "torch_xla.core.xla_model.mark_step", "torch_xla.core.xla_model.optimizer_step"}
-)
+_SYNCS = frozenset({"torch_xla.sync", "torch_xla.core.xla_model.mark_step", "torch_xla.core.xla_model.optimizer_step"})
 _COLLECTIVES = frozenset(
     {
         *(
@@ -149,9 +147,7 @@ def _is_item(node: ast.Call, ctx: Context) -> bool:
         and not node.keywords
         and ctx.kind(func.value) in ("tensor", "")
         and not ctx.model.qualnames(func)
-        and not any(
-            isinstance(item, ast.Attribute) and item.attr in ("cpu", "numpy") for item in ast.walk(func.value)
-        )
+        and not any(isinstance(item, ast.Attribute) and item.attr in ("cpu", "numpy") for item in ast.walk(func.value))
     )
 
 
@@ -164,9 +160,7 @@ def _value_read(node: ast.Call, guard: ast.If, ctx: Context) -> Iterator[Report]
         yield Report(node, message, unfixed=why)
     else:
         message = "ranks have to run the same operations; this one reads a value that the others do not read"
-        yield Report(
-            node, message, unfixed="read the value on all ranks, before the condition", severity="warning"
-        )
+        yield Report(node, message, unfixed="read the value on all ranks, before the condition", severity="warning")
 
 
 def _after_step(guard: ast.stmt, ctx: Context) -> bool:
@@ -191,11 +185,7 @@ def _earlier(stmt: ast.stmt) -> list[ast.stmt]:
 def _runs_graph(call: ast.Call, ctx: Context) -> bool:
     if ctx.qualname(call.func) in _SYNCS:
         return True
-    return (
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr == "step"
-        and not ctx.model.qualnames(call.func)
-    )
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "step" and not ctx.model.qualnames(call.func)
 
 
 def _other_arm_too(guard: ast.If, ctx: Context) -> bool:
@@ -212,9 +202,7 @@ def _helper_saves(node: ast.Call, ctx: Context) -> bool:
     """Whether a call reaches a function of this file that saves."""
     called = function_called(node, ctx)
     return called is not None and any(
-        ctx.qualname(item.func) in SAVES | {_XM_SAVE}
-        for item in ast.walk(called)
-        if isinstance(item, ast.Call)
+        ctx.qualname(item.func) in SAVES | {_XM_SAVE} for item in ast.walk(called) if isinstance(item, ast.Call)
     )
 
 
@@ -223,11 +211,7 @@ def _differs_by_value(node: ast.If, ctx: Context) -> Iterator[Report]:
     test = node.test
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Gt | ast.Lt | ast.GtE | ast.LtE):
         return
-    if (
-        is_rank_test(test)
-        or rank_guard(node) is not None
-        or any(is_rank_test(above) for above in _tests(node))
-    ):
+    if is_rank_test(test) or rank_guard(node) is not None or any(is_rank_test(above) for above in _tests(node)):
         return
     sides = [test.left, *test.comparators]
     if any(not isinstance(side, ast.Name | ast.Attribute | ast.Subscript) for side in sides):

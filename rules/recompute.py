@@ -141,9 +141,7 @@ def _called(node: ast.Call, ctx: Context) -> Iterator[Report]:
         why = "torch_xla has no such function: call `torch_xla.utils.checkpoint.checkpoint` on each part"
         yield Report(node, message, unfixed=why)
     elif _is_of_transformers(node, found):
-        message = (
-            "transformers recomputes activations with torch.utils.checkpoint, which raises with XLA tensors"
-        )
+        message = "transformers recomputes activations with torch.utils.checkpoint, which raises with XLA tensors"
         why = "wrap the layers with `torch_xla.utils.checkpoint.checkpoint`, or train without recomputation"
         yield Report(node, message, unfixed=why, severity="warning")
 
@@ -152,9 +150,7 @@ def _is_of_transformers(node: ast.Call, found: str) -> bool:
     if isinstance(node.func, ast.Attribute) and node.func.attr == "gradient_checkpointing_enable":
         return True
     return found.startswith("transformers.") and any(
-        item.arg == "gradient_checkpointing"
-        and isinstance(item.value, ast.Constant)
-        and item.value.value is True
+        item.arg == "gradient_checkpointing" and isinstance(item.value, ast.Constant) and item.value.value is True
         for item in node.keywords
     )
 

@@ -11,9 +11,7 @@ from tpumigrate.rule import Context, Report, rule
 
 from ._distributed import has_stars
 
-_SAMPLERS = frozenset(
-    {"torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler"}
-)
+_SAMPLERS = frozenset({"torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler"})
 _STEP = "torch_xla.core.xla_model.optimizer_step"
 _REDUCE = "torch_xla.core.xla_model.reduce_gradients"
 _CLIPS = frozenset(
@@ -99,11 +97,7 @@ def distributed_sampler(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """
     if ctx.qualname(node.func) not in _SAMPLERS or not ctx.project.launch or ctx.project.process_group:
         return
-    if (
-        ctx.arg(node, "num_replicas", 1) is not None
-        or ctx.arg(node, "rank", 2) is not None
-        or has_stars(node)
-    ):
+    if ctx.arg(node, "num_replicas", 1) is not None or ctx.arg(node, "rank", 2) is not None or has_stars(node):
         return
     runtime = name("torch_xla.runtime")
     text = f"num_replicas={runtime}.world_size(), rank={runtime}.global_ordinal()"
@@ -203,9 +197,7 @@ def clip_before_reduction(node: ast.Call, ctx: Context) -> Iterator[Report]:
     step = next((call for item in siblings[place + 1 :] for call in _calls(item, _STEP, ctx)), None)
     if step is None:
         return
-    message = (
-        "`xm.optimizer_step` averages gradients that are clipped already: each replica has clipped its own"
-    )
+    message = "`xm.optimizer_step` averages gradients that are clipped already: each replica has clipped its own"
     start = ctx.source.span(stmt)[0]
     at_line_start = not ctx.source.text[ctx.source.line_start(start) : start].strip()
     if len(step.args) != 1 or step.keywords or not isinstance(parent(step), ast.Expr) or not at_line_start:

@@ -16,7 +16,7 @@ SAVES = frozenset({"torch.save", "torch.serialization.save"})
 _HOST_STATES = ("sched", "scaler", "sampler", "loader", "callback")
 
 
-@rule("TPU802", "save", anchors=("torch.save", "import save"))
+@rule("TPU802", "save", anchors=("state_dict",))
 def save(node: ast.Call, ctx: Context) -> Iterator[Report]:
     """A checkpoint is written with the device's tensors in it.
 
@@ -169,21 +169,14 @@ def _save_from_xla(node: ast.Call, path: ast.expr | None, ctx: Context) -> Itera
     if is_distributed(ctx) and is_reached_by_one_rank(node, ctx):
         return
     message = "the file only loads where there is an XLA device; `xm.save` writes copies that load anywhere"
-    if (
-        path is None
-        or has_stars(node)
-        or len(node.args) > 2
-        or {item.arg for item in node.keywords} - {"obj", "f"}
-    ):
+    if path is None or has_stars(node) or len(node.args) > 2 or {item.arg for item in node.keywords} - {"obj", "f"}:
         why = "it has options that `xm.save` lacks: move the tensors to the CPU first"
         yield Report(node, message, unfixed=why, severity="warning")
         return
     edits = [ctx.edit(node.func, name("torch_xla.core.xla_model") + ".save")]
     for keyword in node.keywords:
         start = ctx.source.span(keyword)[0]
-        edits.append(
-            Edit(start, start + len(keyword.arg or ""), "data" if keyword.arg == "obj" else "file_or_path")
-        )
+        edits.append(Edit(start, start + len(keyword.arg or ""), "data" if keyword.arg == "obj" else "file_or_path"))
     if is_distributed(ctx) and names_rank(path):
         edits.append(add_argument(ctx.source, node, "master_only=False"))
     owner = function(node)
@@ -196,9 +189,7 @@ def is_reached_by_one_rank(node: ast.AST, ctx: Context) -> bool:
     if rank_guard(node) is not None:
         return True
     owner = function(node)
-    return isinstance(owner, ast.FunctionDef) and any(
-        rank_guard(call) is not None for call in calls_of(owner, ctx)
-    )
+    return isinstance(owner, ast.FunctionDef) and any(rank_guard(call) is not None for call in calls_of(owner, ctx))
 
 
 # -- what is saved -----------------------------------------------------------------------------------------

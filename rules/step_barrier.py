@@ -287,7 +287,7 @@ def _region(call: ast.Call) -> Region:
                 isinstance(above, ast.For) and isinstance(receiver, ast.Name) and _target_is(above, receiver.id)
             )
             if not over_optimizers:
-                return above  # type: ignore[return-value]
+                return above
         child = above
     raise AssertionError("the module is above everything")
 
@@ -321,7 +321,8 @@ def _called_beside_barrier(region: ast.AST, ctx: Context) -> bool:
     """Whether a function that makes a step is called from a loop or function that has the barrier."""
     if not isinstance(region, ast.FunctionDef):
         return False
-    for use in [*ctx.model.nodes(ast.Name), *ctx.model.nodes(ast.Attribute)]:
+    uses: list[ast.Name | ast.Attribute] = [*ctx.model.nodes(ast.Name), *ctx.model.nodes(ast.Attribute)]
+    for use in uses:
         named = use.id if isinstance(use, ast.Name) else use.attr
         above = parent(use)
         if named == region.name and isinstance(above, ast.Call):

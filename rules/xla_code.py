@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace as replace_report
 
 from tpumigrate.edits import Edit, Fix, name, remove_arguments, replace
-from tpumigrate.model import parents
+from tpumigrate.model import packages, parents
 from tpumigrate.rule import Context, Report, rule
 
 from ._table import table_reports
@@ -260,10 +260,15 @@ def _unsafe(fix: Fix | None) -> Fix | None:
 
 def _uses(ctx: Context) -> Iterator[Report]:
     """A report for each use of torch_xla in the file."""
-    for node in [*ctx.model.nodes(ast.Call), *ctx.model.nodes(ast.Attribute), *ctx.model.nodes(ast.Name)]:
+    uses: list[ast.Call | ast.Attribute | ast.Name] = [
+        *ctx.model.nodes(ast.Call),
+        *ctx.model.nodes(ast.Attribute),
+        *ctx.model.nodes(ast.Name),
+    ]
+    for node in uses:
         if ctx.qualname(node.func if isinstance(node, ast.Call) else node) not in _OTHERS_SPEAK:
             yield from table_reports(node, ctx, "XLA102")
-    for statement in [*ctx.model.nodes(ast.Import), *ctx.model.nodes(ast.ImportFrom)]:
+    for statement in ctx.model.imports():
         yield from _unused_import(statement, ctx)
 
 
@@ -275,10 +280,10 @@ def stays_on_xla(ctx: Context) -> bool:
 
 def _unused_import(node: ast.Import | ast.ImportFrom, ctx: Context) -> Iterator[Report]:
     """An import of torch_xla of which no name is used: it was there to register the device."""
-    modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-    if not all(module.partition(".")[0] == "torch_xla" for module in modules) or getattr(node, "level", 0):
+    if packages(node) != {"torch_xla"}:
         return
-    bound = [alias.asname or (alias.name.partition(".")[0] if isinstance(node, ast.Import) else alias.name) for alias in node.names]
+    plain = isinstance(node, ast.Import)
+    bound = [alias.asname or (alias.name.partition(".")[0] if plain else alias.name) for alias in node.names]
     if any(ctx.model.uses(item) for item in bound) or "*" in bound:
         return
     message = "torch_xla can't be installed beside torch_tpu"

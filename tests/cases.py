@@ -13,6 +13,7 @@ Keys of findings.toml, all optional:
 
     unsafe = true                 unsafe fixes are applied too
     only = "torch_xla"            the one target on which the effect can run
+    harmless = ["torch_tpu"]      targets on which, for want of a GPU, the text has the effect as it is
     [stubs]                       modules that are not installed: `my_ext = ["names", "it", "has"]`; the names
                                   are functions that must not be called
     [torch_xla], [torch_tpu]

@@ -82,9 +82,7 @@ def assert_good_files(tree: Path, content: str) -> None:
     assert [path for path in tree.rglob("*") if path.name.startswith(".tpumigrate-")] == []
 
 
-def assert_named_once(
-    done: "subprocess.CompletedProcess[str]", path: str, words: str, line: int | None = None
-) -> None:
+def assert_named_once(done: "subprocess.CompletedProcess[str]", path: str, words: str, line: int | None = None) -> None:
     """One clear line on standard error: the path, the line where there is one, what is wrong."""
     assert done.returncode == 2, done
     assert "Traceback" not in done.stderr
@@ -203,15 +201,11 @@ def fixed_bytes(tree: Path, data: bytes, target: str = "torch_tpu") -> bytes:
 
 def test_latin1_is_written_back_as_latin1(tree: Path) -> None:
     data = b"# -*- coding: latin-1 -*-\nimport torch\ns = '\xfc'; x = torch.ones(2).cuda()  # \xfc\xe4\n"
-    expected = (
-        b"# -*- coding: latin-1 -*-\nimport torch\ns = '\xfc'; x = torch.ones(2).to(\"tpu\")  # \xfc\xe4\n"
-    )
+    expected = b"# -*- coding: latin-1 -*-\nimport torch\ns = '\xfc'; x = torch.ones(2).to(\"tpu\")  # \xfc\xe4\n"
     assert fixed_bytes(tree, data) == expected
 
 
-@pytest.mark.parametrize(
-    "encoding", ["latin-1", "cp1252", "iso-8859-15", "shift_jis", "utf-8", "gbk", "koi8-r"]
-)
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "iso-8859-15", "shift_jis", "utf-8", "gbk", "koi8-r"])
 def test_every_encoding_is_kept(tree: Path, encoding: str) -> None:
     words = {"shift_jis": "漢字", "gbk": "汉字", "koi8-r": "привет"}.get(encoding, "üäß")
     text = f"# coding: {encoding}\nimport torch\ns = '{words}'; x = torch.ones(2).cuda()  # {words}\n"

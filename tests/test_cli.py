@@ -154,9 +154,7 @@ def test_target_of_the_configuration(folder: Path) -> None:
     configure(folder, 'target = "torch_tpu"')
     done = run("check", ".", "--select", "TPU102", "--output-format", "json", cwd=folder)
     assert json.loads(done.stdout)["target"] == "torch_tpu"
-    done = run(
-        "check", ".", "--select", "TPU102", "--target", "torch_xla", "--output-format", "json", cwd=folder
-    )
+    done = run("check", ".", "--select", "TPU102", "--target", "torch_xla", "--output-format", "json", cwd=folder)
     assert json.loads(done.stdout)["target"] == "torch_xla"
 
 
@@ -195,9 +193,7 @@ def test_ignores_per_file(folder: Path) -> None:
     for name in ("tests/x.py", "src/tests/x.py", "src/x.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(GOOD)
-    configure(
-        folder, 'select = ["TPU102"]\nper-file-ignores = {"tests/*" = ["TPU1"], "src/x.py" = ["TPU102"]}'
-    )
+    configure(folder, 'select = ["TPU102"]\nper-file-ignores = {"tests/*" = ["TPU1"], "src/x.py" = ["TPU102"]}')
     assert found(folder) == ["a.py:3 TPU102", "src/tests/x.py:3 TPU102"]
     # The patterns are relative to the configuration, wherever the command runs and however a path is written.
     for paths, cwd in (
@@ -559,9 +555,7 @@ def test_json_document(folder: Path) -> None:
     assert all(set(edit) >= {"line", "column", "end_line", "end_column", "text"} for edit in first["fix"])
     assert (second["safety"], second["fix"]) == ("advice", [])
     assert second["unfixed"]
-    assert document["problems"] == [
-        {"path": "c.py", "line": 1, "message": document["problems"][0]["message"]}
-    ]
+    assert document["problems"] == [{"path": "c.py", "line": 1, "message": document["problems"][0]["message"]}]
 
 
 def apply_edits(text: str, edits: list[dict[str, object]]) -> str:
@@ -600,9 +594,7 @@ def test_github_annotations(folder: Path) -> None:
     (folder / "broken.py").write_text("x = = y.cuda()\n")
     done = run("check", ".", *OPTIONS, "--output-format", "github", cwd=folder)
     rows = done.stdout.splitlines()
-    assert rows[0].startswith(
-        "::error title=TPU102,file=a%2Cb%3Ac%25.py,line=3,col=5,endLine=3,endColumn=25::"
-    )
+    assert rows[0].startswith("::error title=TPU102,file=a%2Cb%3Ac%25.py,line=3,col=5,endLine=3,endColumn=25::")
     assert rows[1].startswith("::error title=TPU102,file=a.py,line=3,col=5")
     assert rows[2].startswith("::error file=broken.py,line=1::cannot parse")
 
@@ -613,8 +605,7 @@ def test_output_is_the_same_from_several_processes(folder: Path) -> None:
     assert sum(path.stat().st_size for path in folder.glob("*.py")) > 400_000
     for form in ("json", "concise"):
         runs = [
-            run("check", ".", *OPTIONS, "--output-format", form, "--jobs", jobs, cwd=folder)
-            for jobs in ("1", "2", "1")
+            run("check", ".", *OPTIONS, "--output-format", form, "--jobs", jobs, cwd=folder) for jobs in ("1", "2", "1")
         ]
         assert runs[0].stdout == runs[1].stdout == runs[2].stdout
         assert runs[0].stderr == runs[1].stderr
@@ -626,9 +617,7 @@ def test_output_is_the_same_from_several_processes(folder: Path) -> None:
             shutil.copy(path, copy)
         done = run("fix", ".", *OPTIONS, "--apply", "--jobs", jobs, cwd=copy)
         assert done.returncode == 0
-        copies.append(
-            (done.stdout, done.stderr, {path.name: path.read_bytes() for path in copy.glob("*.py")})
-        )
+        copies.append((done.stdout, done.stderr, {path.name: path.read_bytes() for path in copy.glob("*.py")}))
     assert copies[0] == copies[1]
 
 
@@ -640,9 +629,7 @@ def test_order_is_that_of_names(folder: Path) -> None:
     assert sorted(paths) == sorted(["a.py", "b.py", "c.py", "B/x.py", "b/a.py", "b/z.py"])
     assert paths == [row.split(":")[0] for row in found(folder, *OPTIONS)]
     assert paths.index("b/a.py") < paths.index("b/z.py")
-    done = run(
-        "check", "c.py", "a.py", "b", "b/a.py", "./c.py", *OPTIONS, "--output-format", "concise", cwd=folder
-    )
+    done = run("check", "c.py", "a.py", "b", "b/a.py", "./c.py", *OPTIONS, "--output-format", "concise", cwd=folder)
     assert [row.split(":")[0] for row in done.stdout.splitlines()] == ["c.py", "a.py", "b/a.py", "b/z.py"]
 
 

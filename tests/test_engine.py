@@ -77,9 +77,7 @@ def test_round_trip_keeps_bytes() -> None:
     assert source.encode(source.text) == data
 
 
-@pytest.mark.parametrize(
-    ("text", "newline"), [("a\r\nb\nc\r\n", "\r\n"), ("a\rb\r", "\r"), ("a", "\n"), ("a\n", "\n")]
-)
+@pytest.mark.parametrize(("text", "newline"), [("a\r\nb\nc\r\n", "\r\n"), ("a\rb\r", "\r"), ("a", "\n"), ("a\n", "\n")])
 def test_newline_is_the_most_frequent(text: str, newline: str) -> None:
     assert Source(text).newline == newline
 
@@ -184,9 +182,7 @@ def test_positions_inside_fstrings(text: str) -> None:
     assert not starts & literal
     edited = apply(text, sorted(replace(model.source, call, "b") for call in calls))
     expected = ast.dump(ast.parse(text)).replace(ast.dump(calls[0]), "Name(id='b', ctx=Load())")
-    if (
-        "=}" not in text and "= }" not in text and "()=" not in text
-    ):  # there the text itself is a part of the value
+    if "=}" not in text and "= }" not in text and "()=" not in text:  # there the text itself is a part of the value
         assert ast.dump(ast.parse(edited)) == expected
 
 
@@ -208,9 +204,7 @@ def test_quotes_of_edits_inside_fstrings(text: str, expected: str) -> None:
     (call,) = model.nodes(ast.Call)
     fixes = [Fix((replace(model.source, call, 'x.to("xla")'),))]
     edited = apply(text, compose(model, fixes).edits)
-    assert edited == expected or (
-        expected != text and edited == expected.replace("'xla'", '"xla"') and _parses(edited)
-    )
+    assert edited == expected or (expected != text and edited == expected.replace("'xla'", '"xla"') and _parses(edited))
     ast.parse(edited)
 
 
@@ -428,9 +422,7 @@ def without(text: str, *segments: str) -> str:
     assert len(chosen) == len(segments)
     result = apply(text, remove_arguments(model.source, call, chosen))
     expected = ast.parse(text)
-    target = next(
-        n for n in ast.walk(expected) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "f"
-    )
+    target = next(n for n in ast.walk(expected) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "f")
     indices = {every.index(item) for item in chosen}
     target.keywords = [k for i, k in enumerate(target.keywords, len(target.args)) if i not in indices]
     target.args = [a for i, a in enumerate(target.args) if i not in indices]

@@ -145,8 +145,7 @@ def test_command_line_imports_no_framework() -> None:
     loaded = _call(sys.executable, "-c", program, cwd=ROOT).split()
     assert "tpumigrate" in loaded
     assert (
-        set(loaded)
-        & {"torch", "torch_xla", "torch_tpu", "numpy", "libcst", "rich", "pathspec", "multiprocessing"}
+        set(loaded) & {"torch", "torch_xla", "torch_tpu", "numpy", "libcst", "rich", "pathspec", "multiprocessing"}
         == set()
     )
 
@@ -178,10 +177,7 @@ def _offenders(folder: str, package: str, *forbidden: str) -> list[str]:
 
 def test_the_tool_does_not_import_rules_or_runtime() -> None:
     """They are sub-packages only when installed; the tool finds rules when it runs."""
-    assert (
-        _offenders("tpumigrate", "tpumigrate", "tpumigrate.rules", "tpumigrate.runtime", "rules", "runtime")
-        == []
-    )
+    assert _offenders("tpumigrate", "tpumigrate", "tpumigrate.rules", "tpumigrate.runtime", "rules", "runtime") == []
 
 
 def test_the_runtime_stands_alone() -> None:
@@ -235,9 +231,4 @@ def test_hooks_are_declared() -> None:
         "tpumigrate fix --apply\n",
     ):
         assert text.count(entry) == 1
-    assert (
-        text.count("require_serial: true")
-        == text.count("types_or: [python, pyi]")
-        == text.count("- id:")
-        == 2
-    )
+    assert text.count("require_serial: true") == text.count("types_or: [python, pyi]") == text.count("- id:") == 2

@@ -41,9 +41,7 @@ class Repository:
         return self.run("git", *arguments, status=status)
 
     def hook(self, name: str, *, status: int) -> str:
-        return self.run(
-            sys.executable, "-m", "pre_commit", "run", name, "--all-files", "--verbose", status=status
-        )
+        return self.run(sys.executable, "-m", "pre_commit", "run", name, "--all-files", "--verbose", status=status)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +54,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     revision = hooks.git("rev-parse", "HEAD").strip()
     project = Repository(tmp_path_factory.mktemp("project"), home)
     (project.folder / ".pre-commit-config.yaml").write_text(
-        f"repos:\n- repo: {hooks.folder}\n  rev: {revision}\n"
-        "  hooks:\n  - id: tpumigrate\n  - id: tpumigrate-fix\n"
+        f"repos:\n- repo: {hooks.folder}\n  rev: {revision}\n  hooks:\n  - id: tpumigrate\n  - id: tpumigrate-fix\n"
     )
     (project.folder / "pyproject.toml").write_text(SETTINGS)
     (project.folder / "notes.txt").write_text("x.cuda()\n")

@@ -57,9 +57,7 @@ def run_without_rights(*arguments: str | Path, cwd: Path) -> subprocess.Complete
     """The same by a user whom permissions bind: the present one, or nobody when the present one is root."""
     if os.geteuid() != 0:
         return run(*arguments, cwd=cwd)
-    program = _AS_NOBODY.format(
-        root=str(ROOT), nobody=NOBODY, options=["--target", "torch_tpu", "--isolated"]
-    )
+    program = _AS_NOBODY.format(root=str(ROOT), nobody=NOBODY, options=["--target", "torch_tpu", "--isolated"])
     return _run([sys.executable, "-c", program, *map(str, arguments)], cwd, b"", None, 120)
 
 
@@ -73,9 +71,7 @@ def _run(
         "PYTHONDONTWRITEBYTECODE": "1",
         **(env or {}),
     }
-    done = subprocess.run(
-        command, cwd=cwd, input=stdin, env=environment, capture_output=True, timeout=timeout
-    )
+    done = subprocess.run(command, cwd=cwd, input=stdin, env=environment, capture_output=True, timeout=timeout)
     return subprocess.CompletedProcess(
         command,
         done.returncode,

@@ -38,11 +38,10 @@ def bound_to_cuda(model: Model, node: ast.AST) -> str:
     An import at the head of a module ties all of it; one in a function ties the function, or its whole class.
     """
     places = {id(above) for above in parents(node)}
-    for kind in (ast.Import, ast.ImportFrom):
-        for found in model.nodes(kind):
-            package = _engine(found)
-            if package and id(_tied(found, package)) in places:
-                return package
+    for found in model.imports():
+        package = _engine(found)
+        if package and id(_tied(found, package)) in places:
+            return package
     return ""
 
 

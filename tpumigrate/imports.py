@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from tpumigrate.deletion import delete_statements
 from tpumigrate.edits import MARKER, Edit
-from tpumigrate.model import Model, parent, parents, statement
+from tpumigrate.model import Model, packages, parent, parents, statement
 from tpumigrate.source import Source
 
 # How the field spells these modules; any other module is imported under its own name.
@@ -93,7 +93,7 @@ class Importer:
     def _local_name(self, module: str, position: int) -> str:
         """How an import of the function around `position`, which stands before it, spells `module`; "" for none."""
         source = self._model.source
-        for node in self._all_imports():
+        for node in self._model.imports():
             owner = parent(node)
             if not isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
@@ -145,19 +145,16 @@ class Importer:
 
     def _imported(self, package: str) -> bool:
         """Whether any module-level import loads the package."""
-        return any(package in _packages(node) for node in self._top_imports())
+        return any(package in packages(node) for node in self._top_imports())
 
     def _refuse_optional(self, package: str) -> None:
         """Raise CannotImport where an import without condition would break who does not have the package."""
         for name in dict.fromkeys([package, "torch"]):
-            found = [node for node in self._all_imports() if name in _packages(node)]
+            found = [node for node in self._model.imports() if name in packages(node)]
             guarded = any(isinstance(above, ast.Try | ast.If) for node in found for above in parents(node))
             local = name != "torch" and bool(found)
             if (guarded or local) and not any(parent(node) is self._model.tree for node in found):
                 raise CannotImport(f"the file imports {name} only where it is available")
-
-    def _all_imports(self) -> list[ast.Import | ast.ImportFrom]:
-        return [*self._model.nodes(ast.Import), *self._model.nodes(ast.ImportFrom)]
 
     def edits(self) -> list[Edit]:
         """Edits that add the imports collected by `expand`."""
@@ -214,13 +211,6 @@ class Importer:
         if end == len(source.text) and not source.text.endswith(("\n", "\r")):
             return Edit(end, end, source.newline + text.removesuffix(source.newline))
         return Edit(end, end, text)
-
-
-def _packages(node: ast.Import | ast.ImportFrom) -> set[str]:
-    """Top packages that an import statement loads."""
-    if isinstance(node, ast.ImportFrom):
-        return set() if node.level else {(node.module or "").partition(".")[0]}
-    return {alias.name.partition(".")[0] for alias in node.names}
 
 
 def _shares_line(source: Source, stop: int, end: int) -> bool:

@@ -134,6 +134,10 @@ class Model:
         """All nodes of exactly this type, in source order."""
         return self.by_type.get(kind, [])  # type: ignore[return-value]
 
+    def imports(self) -> list[ast.Import | ast.ImportFrom]:
+        """All import statements, wherever they stand."""
+        return [*self.nodes(ast.Import), *self.nodes(ast.ImportFrom)]
+
     def scope(self, node: ast.AST) -> Scope:
         """The scope in which the expression or statement `node` is evaluated."""
         current: ast.AST | None = node
@@ -252,6 +256,13 @@ def loops(node: ast.AST) -> list[ast.For | ast.AsyncFor | ast.While]:
             found.append(above)
         child = above
     return found
+
+
+def packages(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Top packages that an import statement loads; none for a relative import."""
+    if isinstance(node, ast.ImportFrom):
+        return set() if node.level else {(node.module or "").partition(".")[0]}
+    return {alias.name.partition(".")[0] for alias in node.names}
 
 
 def block(stmt: ast.stmt) -> list[ast.stmt]:

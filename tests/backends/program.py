@@ -81,6 +81,8 @@ def _use_streams(folder: str) -> None:
         file = os.open(name, flags, 0o600)
         os.dup2(file, descriptor)
         os.close(file)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # libraries that are loaded print to it, like xm.master_print
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False)
