@@ -42,7 +42,5 @@ def tests(session: nox.Session) -> None:
     session.run("mypy")
     session.run("mypy", "--ignore-missing-imports", "--allow-subclassing-any", *HARNESS)
     environments = Path(session.virtualenv.location).parent
-    pythons = {
-        f"TPUMIGRATE_PYTHON_{name.upper()}": str(environments / name / "bin" / "python") for name in BACKENDS
-    }
+    pythons = {f"TPUMIGRATE_PYTHON_{name.upper()}": str(environments / name / "bin" / "python") for name in BACKENDS}
     session.run("pytest", *session.posargs, env={**pythons, "TPUMIGRATE_REQUIRE_BACKENDS": "1"})

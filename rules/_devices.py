@@ -262,5 +262,3 @@ def option_choices(call: ast.Call) -> Iterator[ast.expr]:
     for keyword in call.keywords:
         if keyword.arg == "choices" and isinstance(keyword.value, ast.List | ast.Tuple | ast.Set):
             yield from keyword.value.elts
-
-

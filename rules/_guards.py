@@ -127,9 +127,11 @@ def _needs_cuda(region: ast.AST, ctx: Context) -> bool:
 
 def _imports_cuda(node: ast.Import | ast.ImportFrom) -> bool:
     names = [alias.name for alias in node.names]
-    roots = {(node.module or "").partition(".")[0]} if isinstance(node, ast.ImportFrom) else {
-        name.partition(".")[0] for name in names
-    }
+    roots = (
+        {(node.module or "").partition(".")[0]}
+        if isinstance(node, ast.ImportFrom)
+        else {name.partition(".")[0] for name in names}
+    )
     module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
     return bool(roots & _CUDA_PACKAGES) or (
         "torch" not in roots and any("cuda" in name.lower() for name in [*names, module])

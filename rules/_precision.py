@@ -105,9 +105,7 @@ def before_arguments(call: ast.Call, text: str, keyword: str, ctx: Context) -> E
     first = min(argument_span(source, item)[0] for item in every)
     line = source.line_end(call_parentheses(source, call)[0])
     if line <= first and not source.text[source.line_start(first) : first].strip():
-        return Edit(
-            line, first, f"{source.indent(first)}{text},{source.newline}{source.text[line:first]}{keyword}"
-        )
+        return Edit(line, first, f"{source.indent(first)}{text},{source.newline}{source.text[line:first]}{keyword}")
     return Edit(first, first, f"{text}, {keyword}")
 
 

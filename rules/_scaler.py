@@ -85,9 +85,7 @@ def _kept_in(call: ast.Call, ctx: Context) -> ast.Name | ast.Attribute:
 def _delete_binding(target: ast.AST, removal_: _Removal, ctx: Context) -> None:
     """Delete the assignment to a place of the scaler."""
     statement = parent(target)
-    simple = isinstance(statement, ast.AnnAssign) or (
-        isinstance(statement, ast.Assign) and len(statement.targets) == 1
-    )
+    simple = isinstance(statement, ast.AnnAssign) or (isinstance(statement, ast.Assign) and len(statement.targets) == 1)
     if not simple or not isinstance(statement, ast.Assign | ast.AnnAssign):
         raise Stays(f"`{ctx.text(target)}` is not simply assigned")
     if statement.value is not None and not _is_maker(statement.value, ctx):
@@ -127,16 +125,11 @@ def _attribute_uses(target: ast.Attribute, removal_: _Removal, ctx: Context) -> 
     owner = class_of(target)
     if owner is None or not _is_self(target.value):
         raise Stays("it is kept in an attribute of another object")
-    if (
-        any(not (isinstance(base, ast.Name) and base.id == "object") for base in owner.bases)
-        or owner.keywords
-    ):
+    if any(not (isinstance(base, ast.Name) and base.id == "object") for base in owner.bases) or owner.keywords:
         raise Stays(f"a base class of `{owner.name}` may use `self.{target.attr}`")
     if any(_names(base, owner.name) for other in ctx.model.nodes(ast.ClassDef) for base in other.bases):
         raise Stays(f"a class derived from `{owner.name}` may use `self.{target.attr}`")
-    if not target.attr.startswith("_") and not any(
-        _names(call.func, owner.name) for call in ctx.model.nodes(ast.Call)
-    ):
+    if not target.attr.startswith("_") and not any(_names(call.func, owner.name) for call in ctx.model.nodes(ast.Call)):
         raise Stays(f"other files may read `{target.attr}` of a `{owner.name}`")
     uses: list[ast.expr] = []
     for node in ctx.model.nodes(ast.Attribute):
@@ -225,9 +218,7 @@ def _only_argument(call: ast.Call, argument: ast.expr, after: str, ctx: Context)
     source = ctx.source
     start, end = source.span(call)
     first, last = source.span(argument)
-    if any(
-        token.kind == "comment" for span in ((start, first), (last, end)) for token in source.tokens(*span)
-    ):
+    if any(token.kind == "comment" for span in ((start, first), (last, end)) for token in source.tokens(*span)):
         raise Stays("a comment stands inside one of its calls")
     tight = isinstance(parent(call), ast.Attribute | ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Compare)
     several_lines = "\n" in source.text[first:last]
@@ -240,12 +231,7 @@ def _note_branches(call: ast.AST, removal_: _Removal) -> None:
     """Remember the innermost `if ... else` around a call: its branches may become the same."""
     child, above = call, parent(call)
     while above is not None and not isinstance(above, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
-        if (
-            isinstance(above, ast.If)
-            and above.orelse
-            and child in above.body
-            and above not in removal_.branches
-        ):
+        if isinstance(above, ast.If) and above.orelse and child in above.body and above not in removal_.branches:
             removal_.branches.append(above)
         child, above = above, parent(above)
 

@@ -254,11 +254,7 @@ def _quoted(ctx: Context) -> str:
 
 def _reference(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Report]:
     """CUDA's autocast as a value, where the arguments it will get are not known."""
-    if (
-        not isinstance(node.ctx, ast.Load)
-        or is_called(node)
-        or isinstance(parent(node), ast.Attribute | ast.Compare)
-    ):
+    if not isinstance(node.ctx, ast.Load) or is_called(node) or isinstance(parent(node), ast.Attribute | ast.Compare):
         return
     if ctx.qualname(node) not in CUDA_AUTOCAST | XLA_AUTOCAST:
         return
@@ -274,9 +270,7 @@ def _reference(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Report]
 
 def _is_open(call: ast.Call) -> bool:
     """Whether a call has arguments that its text does not name."""
-    return any(isinstance(item, ast.Starred) for item in call.args) or any(
-        item.arg is None for item in call.keywords
-    )
+    return any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords)
 
 
 def _cuda_style(call: ast.Call, ctx: Context) -> Report:
@@ -288,9 +282,7 @@ def _cuda_style(call: ast.Call, ctx: Context) -> Report:
     if call.args or call.keywords:
         edits.append(before_arguments(call, device_string(ctx), "enabled=" if call.args else "", ctx))
         edits.extend(_keywords(call, 1, ("enabled", "dtype", "cache_enabled"), ctx))
-        edits.extend(
-            _dtype_edits(call, ctx, ctx.arg(call, "enabled", 0), ctx.arg(call, "dtype", 1), adds=True)
-        )
+        edits.extend(_dtype_edits(call, ctx, ctx.arg(call, "enabled", 0), ctx.arg(call, "dtype", 1), adds=True))
     else:
         edits.append(add_argument(ctx.source, call, f"{device_string(ctx)}, {_DTYPE}"))
     return Report(call, message, Fix(tuple(edits)))
@@ -305,9 +297,7 @@ def _keywords(call: ast.Call, start: int, parameters: tuple[str, ...], ctx: Cont
 
 def _xla_style(call: ast.Call, ctx: Context) -> Report:
     """`torch_xla.amp.autocast(device, enabled, dtype, cache_enabled)`, which fails off the TPU."""
-    message = (
-        f"`torch_xla.amp.autocast` is retired; it is `torch.autocast({_quoted(ctx)}, dtype=torch.bfloat16)`"
-    )
+    message = f"`torch_xla.amp.autocast` is retired; it is `torch.autocast({_quoted(ctx)}, dtype=torch.bfloat16)`"
     device = ctx.arg(call, "device", 0)
     if _is_open(call) or device is None:
         return Report(call, message, unfixed="its arguments are passed on by star: name them")

@@ -235,9 +235,7 @@ def _is_value(node: ast.AST) -> bool:
             "issubclass",
             "cast",
         )
-    return isinstance(above, ast.Assign | ast.keyword | ast.Dict | ast.IfExp | ast.Return) and not is_called(
-        node
-    )
+    return isinstance(above, ast.Assign | ast.keyword | ast.Dict | ast.IfExp | ast.Return) and not is_called(node)
 
 
 def _construction(call: ast.Call, ctx: Context) -> Iterator[Report]:
@@ -253,9 +251,7 @@ def _construction(call: ast.Call, ctx: Context) -> Iterator[Report]:
     device = None if old else ctx.arg(call, "device", 0)
     if _is_elsewhere(device, ctx):
         return
-    if any(isinstance(item, ast.Starred) for item in call.args) or any(
-        item.arg is None for item in call.keywords
-    ):
+    if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
         yield Report(call, _message(ctx), unfixed="its arguments are passed on by star: pass `enabled=False`")
         return
     try:

@@ -143,11 +143,7 @@ def _context(call: ast.Call, ctx: Context) -> Report:
     item = parent(call)
     with_ = parent(item) if isinstance(item, ast.withitem) else None
     inputs = [*call.args, *(keyword.value for keyword in call.keywords)]
-    if (
-        isinstance(item, ast.withitem)
-        and isinstance(with_, ast.With)
-        and all(looks_only(value) for value in inputs)
-    ):
+    if isinstance(item, ast.withitem) and isinstance(with_, ast.With) and all(looks_only(value) for value in inputs):
         edits = unwrap_with(ctx.source, with_, [item]) if item.optional_vars is None else []
         if edits:
             return Report(call, message, Fix(tuple(edits)), severity="warning")

@@ -168,26 +168,38 @@ def cuda_availability(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -
     ## Example: a ladder in one expression
     ```python
     import torch
+    from torch import cuda
     from torch.backends import mps
 
-    d = "cuda" if torch.cuda.is_available() else "mps" if mps.is_available() else "cpu"
+    d = (
+        "cuda" if cuda.is_available()
+        else "mps" if mps.is_available() else "cpu"
+    )
     ```
 
     ## Use instead (torch_tpu)
     ```python
     import torch
+    from torch import cuda
     from torch.backends import mps
 
-    d = "cuda" if torch.cuda.is_available() else "mps" if mps.is_available() else "tpu" if torch.accelerator.is_available() else "cpu"
+    d = (
+        "cuda" if cuda.is_available()
+        else "mps" if mps.is_available() else "tpu" if torch.accelerator.is_available() else "cpu"
+    )
     ```
 
     ## Use instead (torch_xla)
     ```python
     import torch
     import torch_xla.runtime as xr
+    from torch import cuda
     from torch.backends import mps
 
-    d = "cuda" if torch.cuda.is_available() else "mps" if mps.is_available() else "xla" if xr.device_type() is not None else "cpu"
+    d = (
+        "cuda" if cuda.is_available()
+        else "mps" if mps.is_available() else "xla" if xr.device_type() is not None else "cpu"
+    )
     ```
 
     ## Example: device-neutral code (torch_xla)

@@ -198,12 +198,8 @@ def _call(call: ast.Call, ctx: Context) -> Iterator[Report]:
         if not _old(called):
             yield from _device(call, called, ctx)
     elif _old(called):
-        if any(isinstance(item, ast.Starred) for item in call.args) or any(
-            item.arg is None for item in call.keywords
-        ):
-            yield Report(
-                call, _message(called, ctx), unfixed="its arguments are passed on by star: name them"
-            )
+        if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
+            yield Report(call, _message(called, ctx), unfixed="its arguments are passed on by star: name them")
             return
         edits = [ctx.edit(call.func, f"{name('torch')}.amp.{called.rpartition('.')[2]}")]
         text = f"device_type={device_string(ctx)}"

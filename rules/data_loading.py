@@ -157,10 +157,10 @@ def _loader_arguments(node: ast.Dict, ctx: Context) -> Iterator[Report]:
         for call in ctx.model.nodes(ast.Call)
     )
     for key, value in zip(node.keys, node.values, strict=True):
-        if isinstance(key, ast.Constant) and key.value == "pin_memory" and splatted:
-            if isinstance(value, ast.Constant) and value.value is True:
-                message = "a TPU host has no pinned memory: a loader with these arguments is refused, or warns"
-                yield Report(key, message, Fix((Edit(*ctx.source.span(value), "False"),)))
+        named = isinstance(key, ast.Constant) and key.value == "pin_memory"
+        if named and splatted and isinstance(value, ast.Constant) and value.value is True and key is not None:
+            message = "a TPU host has no pinned memory: a loader with these arguments is refused, or warns"
+            yield Report(key, message, Fix((Edit(*ctx.source.span(value), "False"),)))
 
 
 def _is_off(node: ast.expr) -> bool:

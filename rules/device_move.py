@@ -69,7 +69,7 @@ def cuda_method(node: ast.Call, ctx: Context) -> Iterator[Report]:
     func = node.func
     if not isinstance(func, ast.Attribute) or func.attr != "cuda" or not _is_torch_receiver(func.value, ctx):
         return
-    message = f"`.cuda()` needs an NVIDIA GPU; on the TPU it is `.to(\"{ctx.device}\")`"
+    message = f'`.cuda()` needs an NVIDIA GPU; on the TPU it is `.to("{ctx.device}")`'
     others = [keyword for keyword in node.keywords if keyword.arg not in ("device", "non_blocking")]
     if others or len(node.args) > 2 or any(isinstance(arg, ast.Starred) for arg in node.args):
         yield Report(node, message, unfixed="its arguments are passed on by name or star: write `.to(device, ...)`")
@@ -234,7 +234,7 @@ def integer_device(node: ast.Call, ctx: Context) -> Iterator[Report]:
     text = device_string(ctx)
     yield Report(
         value,
-        f"the number {ctx.text(value)} stands for a CUDA device; the TPU is \"{ctx.device}\"",
+        f'the number {ctx.text(value)} stands for a CUDA device; the TPU is "{ctx.device}"',
         Fix((Edit(*ctx.source.span(value), text),)),
         severity="error" if ctx.xla else "info",
     )

@@ -175,7 +175,7 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
     if isinstance(above, ast.BinOp | ast.Attribute | ast.JoinedStr) and device_text(above, ctx):
         return  # part of a longer device string
     place = in_device_position(found.node, ctx)
-    message = f"{ctx.text(node)} names a device that a TPU host does not have; the TPU is \"{ctx.device}\""
+    message = f'{ctx.text(node)} names a device that a TPU host does not have; the TPU is "{ctx.device}"'
     if place is False:
         return
     if place is None:
@@ -220,9 +220,7 @@ def _first_literal(node: ast.expr) -> ast.expr:
 def _knows_torch(ctx: Context) -> bool:
     """Whether torch, or a module of the project that may hand the device on to torch, is at work in the file."""
     return "torch" in ctx.source.text and any(
-        name.partition(".")[0].startswith("torch")
-        for bindings in _imports(ctx)
-        for name in bindings
+        name.partition(".")[0].startswith("torch") for bindings in _imports(ctx) for name in bindings
     )
 
 

@@ -98,7 +98,9 @@ def host_creation(node: ast.Call, ctx: Context) -> Iterator[Report]:
         return
     made = func.value
     called = ctx.qualname(made.func)
-    if called not in _FACTORIES | _LIKE or not loops(node) or any(k.arg in ("generator", "out", None) for k in made.keywords):
+    if called not in _FACTORIES | _LIKE or not loops(node):
+        return
+    if any(keyword.arg in ("generator", "out", None) for keyword in made.keywords):
         return
     device = _target(node, ctx)
     if device is None:

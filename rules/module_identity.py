@@ -1,4 +1,4 @@
-"""TPU114, TPU115: what `.to(device)` breaks, because on a TPU it makes new parameters instead of moving the old ones."""
+"""TPU114, TPU115: what `.to(device)` breaks, because on a TPU it makes new parameters and leaves the old ones."""
 
 from __future__ import annotations
 
@@ -198,7 +198,8 @@ def _reordered(siblings: list[ast.stmt], optimizer: int, move: int, model: str, 
             return None
     needed = {item.id for item in ast.walk(siblings[move]) if isinstance(item, ast.Name) and item.id != model}
     for stmt in siblings[optimizer:move]:
-        if any(isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store) and item.id in needed for item in ast.walk(stmt)):
+        stored = {n.id for n in ast.walk(stmt) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        if stored & needed:
             return None
     start, end = source.span(siblings[move])
     line_start, line_end = source.line_start(start), source.line_end(end)

@@ -149,9 +149,7 @@ def float16_dtype(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Repo
     if _is_in_table(place, above):
         chosen = _chosen_from(above)
         if chosen is not None and _only_for_autocast(*_place(chosen), ctx):
-            message = (
-                "autocast to float16 overflows without loss scaling; the TPU's low precision is bfloat16"
-            )
+            message = "autocast to float16 overflows without loss scaling; the TPU's low precision is bfloat16"
             yield Report(node, message, Fix((to_bfloat16(node, ctx),)))
         elif chosen is not None:
             yield Report(
@@ -165,9 +163,7 @@ def float16_dtype(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Repo
         return
     if place is not node and node is not _first_half(place, ctx):
         return  # one report a ternary
-    message = (
-        "float16 has no fast path on the TPU and overflows at 65504; its low precision is `torch.bfloat16`"
-    )
+    message = "float16 has no fast path on the TPU and overflows at 65504; its low precision is `torch.bfloat16`"
     reason = float16_wanted(node, ctx)
     if reason:
         yield Report(node, message, unfixed=reason, severity="warning")
@@ -186,9 +182,7 @@ def _place(node: ast.AST) -> tuple[ast.AST, ast.AST | None]:
 
 
 def _first_half(place: ast.AST, ctx: Context) -> ast.AST | None:
-    return next(
-        (item for item in ast.walk(place) if is_float16(item, ctx) and _place(item)[0] is place), None
-    )
+    return next((item for item in ast.walk(place) if is_float16(item, ctx) and _place(item)[0] is place), None)
 
 
 def _is_in_table(place: ast.AST, above: ast.AST | None) -> bool:
@@ -251,9 +245,7 @@ def _positional(place: ast.AST, call: ast.Call, ctx: Context) -> bool:
 def _is_dtype_target(target: ast.expr, ctx: Context) -> bool:
     match target:
         case ast.Name():
-            return bool(_DTYPE_NAME.search(target.id)) or any(
-                _is_dtype_use(use, ctx) for use in _uses(target, ctx)
-            )
+            return bool(_DTYPE_NAME.search(target.id)) or any(_is_dtype_use(use, ctx) for use in _uses(target, ctx))
         case ast.Attribute():
             return bool(_DTYPE_NAME.search(target.attr))
     return False
@@ -399,9 +391,7 @@ def half_method(node: ast.Call, ctx: Context) -> Iterator[Report]:
     receiver = func.value
     if isinstance(receiver, ast.Call) and getattr(receiver.func, "id", "") == "super":
         if imports_torch(ctx):
-            yield Report(
-                node, message, unfixed="it passes on to the parent class's `half()`", severity="warning"
-            )
+            yield Report(node, message, unfixed="it passes on to the parent class's `half()`", severity="warning")
         return
     kind = ctx.kind(receiver)
     if kind not in ("tensor", "module") and (kind or ctx.model.qualnames(receiver) or not imports_torch(ctx)):

@@ -231,23 +231,11 @@ def _asks(test: ast.expr, ctx: Context) -> str:
             return "bf16" if "bf16" in asked and asked <= {"bf16", "gpu"} else ""
         case ast.Call():
             return {_SUPPORTED: "bf16", _AVAILABLE: "gpu"}.get(ctx.qualname(test.func), "")
-        case ast.Compare(
-            left=left, ops=[ast.GtE()], comparators=[ast.Constant(value=8) | ast.Tuple() as bound]
-        ):
-            major = (
-                isinstance(left, ast.Subscript)
-                and isinstance(left.slice, ast.Constant)
-                and left.slice.value == 0
-            )
+        case ast.Compare(left=left, ops=[ast.GtE()], comparators=[ast.Constant(value=8) | ast.Tuple() as bound]):
+            major = isinstance(left, ast.Subscript) and isinstance(left.slice, ast.Constant) and left.slice.value == 0
             asked_call = left.value if isinstance(left, ast.Subscript) and major else left
-            is_ampere = (
-                major if isinstance(bound, ast.Constant) else ast.unparse(bound) == "(8, 0)" and not major
-            )
-            if (
-                is_ampere
-                and isinstance(asked_call, ast.Call)
-                and ctx.qualname(asked_call.func) == _CAPABILITY
-            ):
+            is_ampere = major if isinstance(bound, ast.Constant) else ast.unparse(bound) == "(8, 0)" and not major
+            if is_ampere and isinstance(asked_call, ast.Call) and ctx.qualname(asked_call.func) == _CAPABILITY:
                 return "bf16"
     return ""
 
@@ -262,9 +250,7 @@ def _ternary(node: ast.IfExp, ctx: Context) -> Iterator[Report]:
     if asked != "gpu" and (named or (ctx.qualname(chosen) == BFLOAT16 and _is_dtype(other, ctx))):
         message = "the GPU's generation decides the dtype; every TPU has bfloat16"
         yield Report(node, message, ctx.replace(node, ctx.text(chosen)))
-    elif (
-        asked == "gpu" and is_float16(chosen, ctx) and ctx.qualname(other) in ("torch.float32", "torch.float")
-    ):
+    elif asked == "gpu" and is_float16(chosen, ctx) and ctx.qualname(other) in ("torch.float32", "torch.float"):
         message = "half precision is chosen when there is a GPU; the TPU's is bfloat16"
         yield Report(node, message, ctx.replace(node, text, safe=False), claims=(node.test,))
 

@@ -204,7 +204,7 @@ def _reported(node: ast.AST, ctx: Context, why: str = "") -> Report:
     return Report(
         node,
         "this is False on a TPU; what it guards is not taken there",
-        unfixed=why or f"decide whether the branch holds for \"{ctx.device}\" too, or only for CUDA",
+        unfixed=why or f'decide whether the branch holds for "{ctx.device}" too, or only for CUDA',
         severity="warning",
     )
 
@@ -269,9 +269,8 @@ def _comparison(node: ast.Compare, ctx: Context) -> Iterator[Report]:
     left, right = node.left, node.comparators[0]
     if isinstance(node.ops[0], ast.Eq | ast.NotEq):
         for one, other in ((left, right), (right, left)):
-            if _is_cuda_text(one) and _is_device_type(other, ctx):
-                yield _reported(node, ctx)
-            elif _is_cuda_device(one, ctx) and not isinstance(other, ast.Constant):
+            asked = _is_cuda_text(one) and _is_device_type(other, ctx)
+            if asked or (_is_cuda_device(one, ctx) and not isinstance(other, ast.Constant)):
                 yield _reported(node, ctx)
     elif isinstance(node.ops[0], ast.In | ast.NotIn) and _is_cuda_text(left) and _is_device_text(right, ctx):
         yield _reported(node, ctx)
@@ -323,7 +322,7 @@ def _collection(node: ast.Set | ast.Tuple | ast.List, ctx: Context) -> Iterator[
     edit = Edit(end, end, f", {mark}{ctx.device}{mark}")
     yield Report(
         node,
-        f"these accelerators do not include the TPU (\"{ctx.device}\"): the question is answered with no there",
+        f'these accelerators do not include the TPU ("{ctx.device}"): the question is answered with no there',
         Fix((edit,)),
         severity="warning",
     )
@@ -335,10 +334,11 @@ def _asked_of_device(node: ast.expr, ctx: Context) -> bool:
         return node in above.comparators and _is_device_type(above.left, ctx)
     if isinstance(above, ast.Assign) and len(above.targets) == 1 and isinstance(above.targets[0], ast.Name):
         for use in ctx.model.uses(above.targets[0].id):
-            comparison = parent(use)
-            if isinstance(comparison, ast.Compare) and use in comparison.comparators:
-                if _is_device_type(comparison.left, ctx):
-                    return True
+            compared = parent(use)
+            if not isinstance(compared, ast.Compare) or use not in compared.comparators:
+                continue
+            if _is_device_type(compared.left, ctx):
+                return True
     return False
 
 
@@ -347,10 +347,12 @@ def _table(node: ast.Dict, ctx: Context) -> Iterator[Report]:
     keys = [key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
     if len(keys) != len(node.keys) or len(keys) < 2 or "cuda" not in keys or ctx.device in keys:
         return
-    if not set(keys) <= _ACCELERATORS | {"cpu", "meta"} or not imports_torch(ctx) or not _looked_up_by_device(node, ctx):
+    if not set(keys) <= _ACCELERATORS | {"cpu", "meta"} or not imports_torch(ctx):
+        return
+    if not _looked_up_by_device(node, ctx):
         return
     value = node.values[keys.index("cuda")]
-    message = f"this table has no entry for the TPU (\"{ctx.device}\")"
+    message = f'this table has no entry for the TPU ("{ctx.device}")'
     if not isinstance(value, ast.Constant) or value.value in ("nccl", "cuda"):
         yield Report(node, message, unfixed="add an entry: CUDA's own does not hold for the TPU", severity="warning")
         return
@@ -377,5 +379,3 @@ def _looked_up_by_device(node: ast.Dict, ctx: Context) -> bool:
             if isinstance(call, ast.Call) and call.args and _is_device_type(call.args[0], ctx):
                 return True
     return False
-
-

@@ -192,8 +192,8 @@ def _device_argument(node: ast.Call, called: str, ctx: Context) -> Iterator[Repo
     if ctx.xla:
         yield Report(
             node,
-            "there are no generators on an XLA device: `torch.Generator(device=\"xla\")` raises",
-            unfixed="make it on the CPU: `torch.Generator()` works with torch.randn(..., generator=g, device=\"xla\")",
+            'there are no generators on an XLA device: `torch.Generator(device="xla")` raises',
+            unfixed='make it on the CPU: `torch.Generator()` works with torch.randn(..., generator=g, device="xla")',
             claims=(device,),
         )
     else:

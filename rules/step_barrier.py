@@ -337,7 +337,7 @@ def _called_beside_barrier(region: ast.AST, ctx: Context) -> bool:
 def _missing(region: Region, steps: list[ast.Call], ctx: Context) -> Report:
     last = max(steps, key=lambda call: ctx.source.span(call)[0])
     stmt = _place(region, steps, ctx)
-    message = "torch_xla runs nothing until a step barrier: the graph grows from step to step, or a value read cuts it"
+    message = "torch_xla runs nothing before a step barrier: the graph grows each step until a value is read"
     return Report(last, message, Fix((_after(stmt, ctx),)))
 
 
@@ -381,7 +381,9 @@ def _after(stmt: ast.stmt, ctx: Context) -> Edit:
     start, end = source.span(stmt)
     line_start, line_end = source.line_start(start), source.line_end(end)
     barrier = f"{name('torch_xla')}.sync()"
-    if source.text[line_start:start].strip() and not isinstance(stmt, ast.For | ast.If | ast.With | ast.While | ast.Try):
+    if source.text[line_start:start].strip() and not isinstance(
+        stmt, ast.For | ast.If | ast.With | ast.While | ast.Try
+    ):
         return Edit(end, end, f"; {barrier}")
     rest = [token for token in source.tokens(end, line_end) if token.kind not in ("space", "newline", "comment")]
     if rest:
@@ -455,5 +457,3 @@ def _inference(loop: ast.For, ctx: Context) -> Iterator[Report]:
         return
     message = "this loop reads nothing back, so torch_xla records all its rounds as one graph"
     yield Report(loop.iter, message, Fix((_after(last, ctx),)), severity="warning")
-
-

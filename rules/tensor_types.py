@@ -28,7 +28,7 @@ _DTYPES = {
 _SETTER = "torch.set_default_tensor_type"
 
 
-@rule("TPU111", "cuda-tensor-type", anchors=("Tensor",))
+@rule("TPU111", "cuda-tensor-type", anchors=("cuda",))
 def cuda_tensor_type(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iterator[Report]:
     """Uses a typed tensor of torch.cuda: `torch.cuda.FloatTensor`, `"torch.cuda.HalfTensor"`.
 
@@ -79,7 +79,8 @@ def cuda_tensor_type(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) ->
     Tensor = torch.cuda.FloatTensor if cuda else torch.FloatTensor
 
     def labels(x, noise):
-        return Tensor(x.size(0), 1).fill_(1.0), noise.type(Tensor)
+        ones = Tensor(x.size(0), 1).fill_(1.0)
+        return ones, noise.type(Tensor)
     ```
 
     ## Use instead (torch_xla)
@@ -90,7 +91,8 @@ def cuda_tensor_type(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) ->
     cuda = xr.device_type() is not None
 
     def labels(x, noise):
-        return torch.empty(x.size(0), 1, dtype=torch.float32, device="xla" if cuda else "cpu").fill_(1.0), noise.to("xla" if cuda else "cpu", torch.float32)
+        ones = torch.empty(x.size(0), 1, dtype=torch.float32, device="xla" if cuda else "cpu").fill_(1.0)
+        return ones, noise.to("xla" if cuda else "cpu", torch.float32)
     ```
 
     ## Use instead (torch_tpu)
@@ -100,7 +102,8 @@ def cuda_tensor_type(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) ->
     cuda = torch.accelerator.is_available()
 
     def labels(x, noise):
-        return torch.empty(x.size(0), 1, dtype=torch.float32, device="tpu" if cuda else "cpu").fill_(1.0), noise.to("tpu" if cuda else "cpu", torch.float32)
+        ones = torch.empty(x.size(0), 1, dtype=torch.float32, device="tpu" if cuda else "cpu").fill_(1.0)
+        return ones, noise.to("tpu" if cuda else "cpu", torch.float32)
     ```
 
     ## Example: a class among others
@@ -182,9 +185,7 @@ def _default_type(node: ast.Call, ctx: Context) -> Iterator[Report]:
         yield Report(node, message, unfixed="set the default device and dtype by hand", claims=(node,))
         return
     torch = name("torch")
-    text = (
-        f"{torch}.set_default_dtype({torch}.{dtype}); {torch}.set_default_device({device_string(ctx)})"
-    )
+    text = f"{torch}.set_default_dtype({torch}.{dtype}); {torch}.set_default_device({device_string(ctx)})"
     yield Report(node, message, Fix((Edit(*ctx.source.span(node), text),)))
 
 
@@ -225,7 +226,7 @@ def _cast(node: ast.Call, ctx: Context) -> Iterator[Report]:
     receiver = node.func.value if isinstance(node.func, ast.Attribute) else node
     if not dtype or not imports_torch(ctx) or ctx.kind(receiver).startswith("class:"):
         return
-    start, end = ctx.source.span(node.func)
+    _, end = ctx.source.span(node.func)
     assert isinstance(node.func, ast.Attribute)
     edits = (
         Edit(end - len("type"), end, "to"),
@@ -293,10 +294,9 @@ def _alias_use(use: ast.Name, dtype: str, device: str, ctx: Context) -> list[Edi
         if above.args and all(_is_size(arg, ctx) for arg in above.args):
             return [Edit(*source.span(use), f"{torch}.empty"), Edit(end, end, keywords)]
         return None
-    if isinstance(above, ast.Call) and use in above.args and isinstance(above.func, ast.Attribute):
-        if above.func.attr == "type" and len(above.args) == 1:
-            end = source.span(above.func)[1]
-            return [Edit(end - len("type"), end, "to"), Edit(*source.span(use), f"{device}, {torch}.{dtype}")]
-    return None
-
-
+    if not isinstance(above, ast.Call) or above.args != [use] or not isinstance(above.func, ast.Attribute):
+        return None
+    if above.func.attr != "type":
+        return None
+    end = source.span(above.func)[1]
+    return [Edit(end - len("type"), end, "to"), Edit(*source.span(use), f"{device}, {torch}.{dtype}")]

@@ -14,9 +14,7 @@ _MODULES = frozenset({"torch.cuda", "torch.cuda.amp", "torch.cuda.nvtx", "torch.
 
 
 @rule("TPU116", "cuda-module-value", anchors=("cuda",), keeps_cuda=True)
-def cuda_module_value(
-    node: ast.Attribute | ast.Name | ast.Call | ast.Constant, ctx: Context
-) -> Iterator[Report]:
+def cuda_module_value(node: ast.Attribute | ast.Name | ast.Call | ast.Constant, ctx: Context) -> Iterator[Report]:
     """Uses the module torch.cuda as a value, patches it, or gets its names from a star import.
 
     ## What it does

@@ -248,7 +248,7 @@ def torch_xla_code(node: ast.Module, ctx: Context) -> Iterator[Report]:
     reports = list(_uses(ctx))
     if any(report.fix is None for report in reports):
         why = "other uses of torch_xla in this file need a person, and a file migrated by half does not import"
-        reports = [report if report.fix is None else replace_report(report, fix=None, unfixed=why) for report in reports]
+        reports = [replace_report(report, fix=None, unfixed=report.unfixed or why) for report in reports]
     elif not all(report.fix is not None and report.fix.safe for report in reports):
         reports = [replace_report(report, fix=_unsafe(report.fix)) for report in reports]
     yield from reports
@@ -291,5 +291,3 @@ def _unused_import(node: ast.Import | ast.ImportFrom, ctx: Context) -> Iterator[
         yield Report(node, message, unfixed="the import is guarded: decide what the other arm is for", severity="info")
     else:
         yield Report(node, message, Fix(deletes=(node,)))
-
-

@@ -271,9 +271,7 @@ print(json.dumps([path for path, name in VALUES[0].items()
                   if not any(one == other for one in finds(path) for other in finds(name))]))
 """
     not_xla = answer(xla, program, aliases)
-    not_tpu = answer(
-        tpu, program, {path: aliases[path] for path in not_xla if not path.startswith("torch_xla.")}
-    )
+    not_tpu = answer(tpu, program, {path: aliases[path] for path in not_xla if not path.startswith("torch_xla.")})
     assert [path for path in not_xla if path.startswith("torch_xla.")] == []
     assert not_tpu == []
 

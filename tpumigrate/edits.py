@@ -59,6 +59,7 @@ def template(text: str) -> str:
 
 # -- building edits ----------------------------------------------------------------------------------------
 
+
 def replace(source: Source, node: ast.AST, text: str) -> Edit:
     """Replace an expression; parentheses are added where `text` would bind looser than its place."""
     start, end = source.span(node)
@@ -139,9 +140,7 @@ def _past_parentheses(source: Source, end: int, limit: int) -> int:
 def remove_arguments(source: Source, call: ast.Call, arguments: list[ast.expr | ast.keyword]) -> list[Edit]:
     """Take arguments out of a call with their commas; comments that stand on lines of their own stay."""
     opening, closing = call_parentheses(source, call)
-    every: list[ast.expr | ast.keyword] = sorted(
-        [*call.args, *call.keywords], key=lambda item: source.span(item)[0]
-    )
+    every: list[ast.expr | ast.keyword] = sorted([*call.args, *call.keywords], key=lambda item: source.span(item)[0])
     spans = [argument_span(source, item) for item in every]
     gone = {id(item) for item in arguments}
     if len(gone) == len(every):
@@ -157,7 +156,8 @@ def remove_arguments(source: Source, call: ast.Call, arguments: list[ast.expr | 
             continue
         limit = spans[index + 1][0] if index + 1 < len(every) else closing - 1
         alone = source.text[source.line_start(start) : start].strip() == ""
-        if alone and index and not kept_later and _closes_line(source, spans[-1][1], closing, spans[index - 1][1], start):
+        last = alone and index and not kept_later
+        if last and _closes_line(source, spans[-1][1], closing, spans[index - 1][1], start):
             alone = False  # the parenthesis moves up with the last argument that stays
         if alone or kept_later or index == 0:
             end = _after_comma(source, end, limit, whole_line=alone)
@@ -216,7 +216,7 @@ def add_argument(source: Source, call: ast.Call, text: str, gone: int = 0) -> Ed
 
     gone: how many of its arguments the same fix removes
     """
-    opening, closing = call_parentheses(source, call)
+    _, closing = call_parentheses(source, call)
     every: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
     if len(every) <= gone:
         return Edit(closing - 1, closing - 1, text)

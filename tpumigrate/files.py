@@ -66,9 +66,7 @@ def _add(found: Discovered, seen: set[str], path: str) -> None:
         found.paths.append(real)
 
 
-def _walk(
-    root: str, excluded: Spec, base: str, problems: list[Problem]
-) -> Iterator[str]:
+def _walk(root: str, excluded: Spec, base: str, problems: list[Problem]) -> Iterator[str]:
     """Files below `root`, folders and files in alphabetical order."""
     ignored: dict[str, list[tuple[str, Spec]]] = {}
 

@@ -51,9 +51,7 @@ def fix(
     analysis = original
     applied: list[tuple[Analysis, Found]] = []
     for _ in range(MAX_ROUNDS):
-        usable = [
-            item for item in analysis.found if item.report.fix is not None and (unsafe or item.report.fix.safe)
-        ]
+        usable = [item for item in analysis.found if item.report.fix is not None and (unsafe or item.report.fix.safe)]
         composed = compose(analysis.model, [item.report.fix for item in usable if item.report.fix is not None])
         if not composed.applied:
             break

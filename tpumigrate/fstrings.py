@@ -77,9 +77,7 @@ def _all_fields(source: Source, start: int, end: int) -> Iterator[_Field]:
             yield from _fields(source.text, first, last, is_raw="r" in match[1].lower())
 
 
-def _fields(
-    text: str, position: int, end: int, *, is_raw: bool = False, in_format: bool = False
-) -> Iterator[_Field]:
+def _fields(text: str, position: int, end: int, *, is_raw: bool = False, in_format: bool = False) -> Iterator[_Field]:
     """Fields between two offsets; braces are doubled only outside of formats."""
     while position < end:
         if text[position] == "\\" and not is_raw and text[position + 1] not in "{}":

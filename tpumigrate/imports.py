@@ -184,9 +184,7 @@ class Importer:
         from_torch = [
             node
             for node in imports
-            if isinstance(node, ast.ImportFrom)
-            and (node.module or "").partition(".")[0] == "torch"
-            and not node.level
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch" and not node.level
         ]
         candidates = run or from_torch
         if candidates:
@@ -305,7 +303,8 @@ def _is_annotation(node: ast.Constant) -> bool:
 
 def _exported(model: Model) -> set[str]:
     """Names listed in `__all__`, however it is put together."""
-    statements = {id(found): found for node in model.nodes(ast.Name) if node.id == "__all__" for found in [statement(node)]}
+    listing = [statement(node) for node in model.nodes(ast.Name) if node.id == "__all__"]
+    statements = {id(found): found for found in listing}
     return {
         item.value
         for found in statements.values()

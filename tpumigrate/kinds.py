@@ -1,7 +1,7 @@
 """What an expression is, as far as the file shows: enough to tell a tensor from a device from somebody's class.
 
-Kinds: tensor, module, optimizer, scaler, loader, device_loader, device (torch.device), device_str, dtype, int, float, str, bool,
-stream, event, args (parsed options), none, class:NAME (instance of a class of this file that is no module).
+Kinds: tensor, module, optimizer, scaler, loader, device_loader (torch_xla), device (torch.device), device_str, dtype,
+int, float, str, bool, stream, event, args (parsed options), none, class:NAME (of a class of this file, not a module).
 """
 
 from __future__ import annotations

@@ -337,8 +337,8 @@ def _is_fallback(binding: Binding) -> bool:
 _BINDERS = frozenset(
     {
         ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor, ast.withitem,
-        ast.NamedExpr, ast.comprehension, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping, ast.Global, ast.Nonlocal,
-        ast.Delete, *(scope for scope in SCOPES if scope is not ast.Module),
+        ast.NamedExpr, ast.comprehension, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping,
+        ast.Global, ast.Nonlocal, ast.Delete, *(scope for scope in SCOPES if scope is not ast.Module),
     }
 )  # fmt: skip
 # Children that are evaluated outside of the scope that the node opens.

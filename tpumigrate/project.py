@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _CUDA_METHOD = re.compile(rb"^[ \t]+def[ \t]+cuda[ \t]*\(", re.MULTILINE)
-_OPTION = re.compile(
-    rb"""add_argument\(\s*(?:["'][^"']*["']\s*,\s*)*?["']-{0,2}([\w-]+)["']\s*,([^)]*)""", re.DOTALL
-)
+_OPTION = re.compile(rb"""add_argument\(\s*(?:["'][^"']*["']\s*,\s*)*?["']-{0,2}([\w-]+)["']\s*,([^)]*)""", re.DOTALL)
 _INT_TYPE = re.compile(rb"\btype\s*=\s*int\b")
 _FLAGS = {
     "ddp": re.compile(rb"\bDistributedDataParallel\b|\bFullyShardedDataParallel\b|\bfully_shard\b"),

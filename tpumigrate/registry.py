@@ -50,9 +50,7 @@ def selected(rules: Iterable[Rule], target: str, select: Iterable[str], ignore: 
         return max((_reach(code, prefix) for prefix in prefixes), default=-1)
 
     return [
-        rule
-        for rule in rules
-        if target in rule.targets and longest(rule.code, select) > longest(rule.code, ignore)
+        rule for rule in rules if target in rule.targets and longest(rule.code, select) > longest(rule.code, ignore)
     ]
 
 

@@ -1,8 +1,8 @@
 """What a rule is: a function from a node to reports, registered by its decorator and its annotation.
 
-    @rule("TPU102", "cuda-method", anchors=("cuda",))
-    def cuda_method(node: ast.Call, ctx: Context) -> Iterator[Report]:
-        '''documentation in fixed sections, with examples that are tests'''
+@rule("TPU102", "cuda-method", anchors=("cuda",))
+def cuda_method(node: ast.Call, ctx: Context) -> Iterator[Report]:
+    '''documentation in fixed sections, with examples that are tests'''
 """
 
 from __future__ import annotations

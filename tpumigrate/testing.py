@@ -87,5 +87,3 @@ def codes(text: str, target: str) -> list[tuple[int, str]]:
     """Line and code of each finding of a text."""
     analysis = check_text(text, target)
     return [(analysis.model.source.position(item.start)[0], item.rule.code) for item in analysis.found]
-
-

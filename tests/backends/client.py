@@ -163,9 +163,7 @@ class Backend:
             self.startup_seconds = self._exchange(self._server)["seconds"]
         return self._server
 
-    def _exchange(
-        self, server: subprocess.Popen[str], request: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def _exchange(self, server: subprocess.Popen[str], request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         assert server.stdin
         assert server.stdout
         if request is not None:

@@ -98,9 +98,7 @@ def _use_environment(request: Mapping[str, Any]) -> None:
     os.chdir(request["cwd"])
 
 
-def _print_without_harness(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
+def _print_without_harness(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     own = {__file__, str(Path(__file__).with_name("server.py"))}
     while trace and trace.tb_frame.f_code.co_filename in own:
         trace = trace.tb_next
