@@ -221,6 +221,21 @@ def torch_xla_code(node: ast.Module, ctx: Context) -> Iterator[Report]:
         xm.optimizer_step(opt)
     ```
 
+    ## Example: torch_xla is optional
+    ```python
+    import torch
+
+    try:
+        import torch_xla.core.xla_model as xm
+    except ImportError:
+        xm = None
+
+    def step(opt):
+        opt.step()
+        if xm is not None:
+            xm.mark_step()
+    ```
+
     ## Not flagged
     ```python
     import torch
@@ -246,12 +261,21 @@ def torch_xla_code(node: ast.Module, ctx: Context) -> Iterator[Report]:
     rules/targets/torch_tpu.toml.
     """
     reports = list(_uses(ctx))
-    if any(report.fix is None for report in reports):
+    if _is_optional(ctx):
+        why = "torch_xla is optional here: what it is imported for goes with its condition"
+        reports = [replace_report(report, fix=None, unfixed=why, severity="info") for report in reports]
+    elif any(report.fix is None for report in reports):
         why = "other uses of torch_xla in this file need a person, and a file migrated by half does not import"
         reports = [replace_report(report, fix=None, unfixed=report.unfixed or why) for report in reports]
     elif not all(report.fix is not None and report.fix.safe for report in reports):
         reports = [replace_report(report, fix=_unsafe(report.fix)) for report in reports]
     yield from reports
+
+
+def _is_optional(ctx: Context) -> bool:
+    """Whether the file imports torch_xla only under a condition."""
+    found = [node for node in ctx.model.imports() if "torch_xla" in packages(node)]
+    return bool(found) and all(any(isinstance(above, ast.Try | ast.If) for above in parents(node)) for node in found)
 
 
 def _unsafe(fix: Fix | None) -> Fix | None:
@@ -275,7 +299,7 @@ def _uses(ctx: Context) -> Iterator[Report]:
 @functools.lru_cache(maxsize=1)
 def stays_on_xla(ctx: Context) -> bool:
     """For torch_tpu: whether a file uses torch_xla in a way that only a person can migrate."""
-    return not ctx.xla and any(report.fix is None for report in _uses(ctx))
+    return not ctx.xla and (_is_optional(ctx) or any(report.fix is None for report in _uses(ctx)))
 
 
 def _unused_import(node: ast.Import | ast.ImportFrom, ctx: Context) -> Iterator[Report]:

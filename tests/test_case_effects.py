@@ -49,7 +49,7 @@ def stub(names: list[str]) -> str:
     return "\n".join(functions) + "\n"
 
 
-def run(text: str, case: Case, backend: Backend, folder: Path) -> Result:
+def run(text: str, case: Case, backend: Backend, folder: Path, timeout: float = 120) -> Result:
     """Runs a text with the case's effect after it, in one module."""
     for module, names in case.stubs.items():
         (folder / f"{module}.py").write_text(stub(names), encoding="utf-8")
@@ -57,7 +57,7 @@ def run(text: str, case: Case, backend: Backend, folder: Path) -> Result:
     effect = str(case.folder / "effect.py")
     device = DEVICES[case.target]
     program.write_text(PROGRAM.format(text=text, device=device, effect=effect), encoding="utf-8")
-    return backend.run(program, env=one_process())
+    return backend.run(program, env=one_process(), timeout=timeout)
 
 
 each_case = pytest.mark.parametrize("case", parameters(lambda case: case.effect))
@@ -78,5 +78,5 @@ def test_no_effect_without_fix(case: Case, request: pytest.FixtureRequest, tmp_p
     if case.expected == case.text or case.target in case.findings.get("harmless", ()):
         pytest.skip("nothing to fix, or the text as it is does no harm")
     backend: Backend = request.getfixturevalue(DEVICES[case.target])
-    result = run(case.text, case, backend, tmp_path)
+    result = run(case.text, case, backend, tmp_path, timeout=20)
     assert result.rc != 0 or (case.printed is not None and case.printed not in result.stdout.splitlines())
