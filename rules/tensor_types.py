@@ -9,9 +9,9 @@ from tpumigrate.edits import Edit, Fix, name, replace
 from tpumigrate.model import parent
 from tpumigrate.rule import Context, Report, rule
 
+from ._choices import CUDA_AVAILABLE, available
 from ._common import device_string, imports_torch
 from ._devices import is_annotation
-from .availability import CUDA_AVAILABLE, available
 
 _DTYPES = {
     "Float": "float32",
