@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 
 from tpumigrate.edits import Edit, load, name, replace
@@ -11,7 +12,8 @@ from tpumigrate.names import FUNCTIONS
 from tpumigrate.rule import Context
 
 from ._devices import quote
-from ._distributed import calls_of, function_called
+from ._distributed import INIT, calls_of, function_called
+from .xla_code import stays_on_xla
 
 BACKEND = {"torch_xla": "xla", "torch_tpu": "tpu_dist"}
 NCCL_AVAILABLE = "torch.distributed.is_nccl_available"
@@ -20,6 +22,8 @@ _NCCL = frozenset({"torch.distributed.Backend.NCCL", "torch.distributed.distribu
 
 # Backends of other makers' accelerators: code that names them chooses between several kinds.
 OTHER_BACKENDS = frozenset({"hccl", "xccl", "ccl", "cncl", "mccl", "tccl", "eccl", "bkcl", "lccl"})
+
+XLA_URL = "xla://"  # torch_xla's rendezvous: rank and world size come from its runtime
 
 BACKEND_NAME = re.compile(r"(?:^|_)backend\Z", re.IGNORECASE)
 GROUPS = frozenset(
@@ -36,18 +40,33 @@ MIXED = "mixed"  # one of the two
 
 
 def migrated(node: ast.AST, ctx: Context) -> str:
-    """The text of the backend that takes the place of a "nccl" literal, "" for anything else."""
+    """The text of the backend that takes the place of a "nccl" literal, "" for anything else.
+
+    For torch_tpu "xla" is such a literal too, where a group is opened through torch_xla's rendezvous.
+    """
     backend = BACKEND[ctx.target]
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         text = node.value
-        if text.lower() == "nccl":
+        if text.lower() == "nccl" or (text == "xla" and comes_from_xla(ctx)):
             return backend
         parts = text.split(",")
-        if "cuda:nccl" in parts:
-            return ",".join(f"{ctx.device}:{backend}" if part == "cuda:nccl" else part for part in parts)
+        foreign = {"cuda:nccl", "xla:xla"} if comes_from_xla(ctx) else {"cuda:nccl"}
+        if foreign & set(parts):
+            return ",".join(f"{ctx.device}:{backend}" if part in foreign else part for part in parts)
     if isinstance(node, ast.Attribute) and ctx.qualname(node) in _NCCL:
         return backend
     return ""
+
+
+def is_xla_url(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value == XLA_URL
+
+
+@functools.lru_cache(maxsize=1)
+def comes_from_xla(ctx: Context) -> bool:
+    """For torch_tpu: whether a file that can be migrated opens a group through torch_xla's rendezvous."""
+    calls = [] if ctx.xla else [call for call in ctx.model.nodes(ast.Call) if ctx.qualname(call.func) in INIT]
+    return any(is_xla_url(ctx.arg(call, "init_method", 1)) for call in calls) and not stays_on_xla(ctx)
 
 
 def asks_for_cuda(test: ast.expr, ctx: Context) -> bool:

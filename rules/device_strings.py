@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, remove_arguments, replace
-from tpumigrate.model import parent
+from tpumigrate.model import packages, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import device_string, is_pure
@@ -21,8 +21,8 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
     ## What it does
     Finds `"cuda"`, `"cuda:0"`, `f"cuda:{rank}"`, `"cuda:%d" % i`, `"cuda:{}".format(i)` and `"cuda:" + str(i)` where
     a device is meant: `device=`, `.to()`, `torch.device()`, default arguments, command line options, variables and
-    fields named after a device. The index goes, because each TPU process owns one device. Strings elsewhere
-    (messages, keys, file names) stay.
+    fields named after a device, also in a file of constants or settings that does not import torch itself. The index
+    goes, because each TPU process owns one device. Strings elsewhere (messages, keys, file names) stay.
 
     ## Why it matters on a TPU
     `device="cuda"` raises "Found no NVIDIA driver" or "Torch not compiled with CUDA enabled"; `"xla:1"` raises in
@@ -167,7 +167,7 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
     torch.device; `torch.device("xla")` needs `import torch_xla`, `torch.device("tpu")` is loaded with torch.
     """
     found = device_text(node, ctx)
-    if found is None or in_test_decorator(node) or not _knows_torch(ctx):
+    if found is None or in_test_decorator(node) or not (_knows_torch(ctx) or _configures(found.node, ctx)):
         return
     if found.type == "xla" and stays_on_xla(ctx):
         return  # the whole file is XLA102's
@@ -176,7 +176,7 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
         return  # part of a longer device string
     place = in_device_position(found.node, ctx)
     message = f'{ctx.text(node)} names a device that a TPU host does not have; the TPU is "{ctx.device}"'
-    if place is False:
+    if place is False or (place is None and not _knows_torch(ctx)):
         return
     if place is None:
         yield Report(node, message, unfixed="it may not be a device: where it ends up is not clear", severity="warning")
@@ -218,18 +218,18 @@ def _first_literal(node: ast.expr) -> ast.expr:
 
 
 def _knows_torch(ctx: Context) -> bool:
-    """Whether torch, or a module of the project that may hand the device on to torch, is at work in the file."""
-    return "torch" in ctx.source.text and any(
-        name.partition(".")[0].startswith("torch") for bindings in _imports(ctx) for name in bindings
-    )
+    """Whether the file imports torch or something built on it."""
+    found = {name for node in ctx.model.imports() for name in packages(node)}
+    return any(name.startswith("torch") for name in found - {"torch_xla"})  # which may only register the device
 
 
-def _imports(ctx: Context) -> Iterator[list[str]]:
-    for scope in ctx.model.scopes.values():
-        for bindings in scope.bindings.values():
-            names = [binding.qualname for binding in bindings if binding.kind in ("import", "star")]
-            if names:
-                yield names
+def _configures(node: ast.expr, ctx: Context) -> bool:
+    """For a file without torch in a project with it: whether a constant, field, default or option names the device.
+
+    A dictionary may be another library's (XGBoost has a device too).
+    """
+    above = parent(node)
+    return ctx.project.torch and isinstance(above, ast.Assign | ast.AnnAssign | ast.arguments | ast.keyword)
 
 
 def _index_argument(found: DeviceText, ctx: Context) -> list[Edit]:

@@ -18,9 +18,11 @@ from ._backends import (
     TARGET,
     availability_edits,
     becomes,
+    comes_from_xla,
     is_backend_place,
     is_choice_by_cuda,
     is_option,
+    is_xla_url,
     literal_edits,
     migrated,
     migration,
@@ -190,6 +192,27 @@ def nccl_backend(node: ast.Call | ast.Constant | ast.Attribute, ctx: Context) ->
         dist.init_process_group(backend, rank=rank, world_size=size)
     ```
 
+    ## Example: a group of PyTorch/XLA (torch_tpu)
+    ```python
+    import torch
+    import torch.distributed as dist
+    import torch_xla  # noqa: F401  registers the device
+
+    backend = "xla"
+    dist.init_process_group(backend, init_method="xla://")
+    x = torch.ones(2, device="xla")
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import torch
+    import torch.distributed as dist
+
+    backend = "tpu_dist"
+    dist.init_process_group(backend)
+    x = torch.ones(2, device="tpu")
+    ```
+
     ## Not flagged
     ```python
     import torch.distributed as dist
@@ -250,20 +273,32 @@ def _initialised_for_tpu(call: ast.Call, backend: ast.expr | None, ctx: Context)
     device = None if is_host else ctx.arg(call, "device_id")
     if device is not None and is_pure(device):
         edits.extend(remove_arguments(ctx.source, call, [keyword_of(call, device)]))
+    method = ctx.arg(call, "init_method", 1)
+    from_xla = method is not None and is_xla_url(method) and comes_from_xla(ctx)
+    if method is not None and from_xla:
+        edits.extend(_without_url(call, method, ctx))
     if not edits:
         return
-    if backend is not None and literal_edits(backend, ctx):
+    if from_xla:
+        message = 'there is no "xla://" without torch_xla: rank and world size come from the variables of torchrun'
+    elif backend is not None and literal_edits(backend, ctx):
         message = 'NCCL only works between NVIDIA GPUs; between TPUs the backend is "tpu_dist"'
     else:
         message = "`device_id` without an index raises on a TPU, and each process owns one device: leave it out"
     yield Report(call, message, Fix(tuple(edits)))
 
 
+def _without_url(call: ast.Call, method: ast.expr, ctx: Context) -> list[Edit]:
+    if method in call.args[:-1]:
+        return [replace(ctx.source, method, "None")]
+    return remove_arguments(ctx.source, call, [keyword_of(call, method)])
+
+
 def _initialised_for_xla(call: ast.Call, backend: ast.expr | None, ctx: Context) -> Iterator[Report]:
     if isinstance(backend, ast.Constant) and backend.value is not None and not migrated(backend, ctx):
         return  # gloo, mpi, or migrated before
     method = ctx.arg(call, "init_method", 1)
-    if isinstance(method, ast.Constant) and method.value == "xla://":
+    if is_xla_url(method):
         return
     missing = backend is None or (isinstance(backend, ast.Constant) and backend.value is None)
     kind = TARGET if missing else becomes(backend, ctx)  # type: ignore[arg-type]

@@ -11,10 +11,13 @@ from tpumigrate.edits import Edit, Fix, name, remove_arguments, replace
 from tpumigrate.model import packages, parents
 from tpumigrate.rule import Context, Report, rule
 
-from ._table import table_reports
+from ._precision import is_constant
+from ._table import message_of, table_reports
 
 _SPAWN = "torch_xla.distributed.xla_multiprocessing.spawn"
 _OTHERS_SPEAK = frozenset({"torch_xla.amp.autocast", "torch_xla.amp.GradScaler"})
+_BARRIERS = frozenset({"torch_xla.sync", "torch_xla.core.xla_model.mark_step"})
+_DEVICES = frozenset({"torch_xla.device", "torch_xla.core.xla_model.xla_device"})
 _PARALLEL_LOADER = "torch_xla.distributed.parallel_loader.ParallelLoader"
 
 
@@ -213,6 +216,26 @@ def torch_xla_code(node: ast.Module, ctx: Context) -> Iterator[Report]:
     x = torch.ones(2)
     ```
 
+    ## Example: waiting, and the index
+    ```python
+    import time
+    import torch_xla
+
+    torch_xla.sync(wait=True)
+    start = time.perf_counter()
+    print(torch_xla.device().index)
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import time
+    import torch
+
+    torch.accelerator.synchronize()
+    start = time.perf_counter()
+    print(torch.accelerator.current_device_index())
+    ```
+
     ## Example: gradients are averaged here
     ```python
     import torch_xla.core.xla_model as xm
@@ -291,9 +314,31 @@ def _uses(ctx: Context) -> Iterator[Report]:
     ]
     for node in uses:
         if ctx.qualname(node.func if isinstance(node, ast.Call) else node) not in _OTHERS_SPEAK:
-            yield from table_reports(node, ctx, "XLA102")
+            special = _special(node, ctx)
+            yield from [special] if special else table_reports(node, ctx, "XLA102")
     for statement in ctx.model.imports():
         yield from _unused_import(statement, ctx)
+
+
+def _special(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Report | None:
+    """Uses that mean something else than their name alone: a barrier that waits, the index of the device."""
+    if isinstance(node, ast.Call) and ctx.qualname(node.func) in _BARRIERS and _waits(node, ctx):
+        message = message_of(ctx.table[ctx.qualname(node.func)])
+        return Report(node, message, Fix((ctx.edit(node, f"{name('torch')}.accelerator.synchronize()"),)))
+    match node:
+        case ast.Attribute(value=ast.Call(func=func, args=[], keywords=[]), attr="index") if (
+            ctx.qualname(func) in _DEVICES
+        ):
+            message = 'the index of torch.device("tpu") is None; torch.accelerator knows the one in use'
+            fix = Fix((ctx.edit(node, f"{name('torch')}.accelerator.current_device_index()"),))
+            return Report(node, message, fix, claims=(node.value,))
+    return None
+
+
+def _waits(call: ast.Call, ctx: Context) -> bool:
+    """Whether a barrier also waits for the device; nothing else in the call may do anything."""
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return is_constant(ctx.arg(call, "wait", 0), True) and all(isinstance(item, ast.Constant) for item in values)
 
 
 @functools.lru_cache(maxsize=1)

@@ -689,3 +689,13 @@ def test_diff_is_a_patch(folder: Path, tmp_path_factory: pytest.TempPathFactory,
     assert run("fix", ".", *OPTIONS, "--apply", cwd=folder).returncode == 0
     for name in texts:
         assert (copy / name).read_bytes() == (folder / name).read_bytes() != texts[name].encode()
+
+
+def test_device_constants_in_files_without_torch(folder: Path) -> None:
+    settings = folder / "settings.py"
+    settings.write_text('DEVICE = "cuda:0"\nPARAMS = {"device": "cuda"}\nNAME = "cuda"\n')
+    (folder / "a.py").write_text("import torch\nfrom settings import DEVICE\nx = torch.ones(2, device=DEVICE)\n")
+    target = ("--target", "torch_tpu", "--isolated")
+    assert run("check", "settings.py", *target, cwd=folder).returncode == 0, "alone it may be about anything"
+    assert run("fix", ".", "--apply", *target, cwd=folder).returncode == 0
+    assert settings.read_text() == 'DEVICE = "tpu"\nPARAMS = {"device": "cuda"}\nNAME = "cuda"\n'

@@ -1,4 +1,4 @@
-"""The ten programs of fixtures/programs: rewritten for each target, run unedited on its backend, compared with the CPU.
+"""The programs of fixtures/programs: rewritten for each target, run unedited on its backend, compared with the CPU.
 
 The reference is the original on the CPU in float32 (tests/backends/cpu_reference.py).
 """
@@ -31,6 +31,7 @@ EXPECTED = {
     "diffusion_unet": (FLOAT32, 8, False),
     "half_inference": (BFLOAT16, 12, True),
     "siamese_dp": (FLOAT32, 8, True),
+    "mnist_accelerator": (FLOAT32, 8, False),
 }
 TARGETS = {"torch_xla": "xla", "torch_tpu": "tpu"}
 

@@ -68,7 +68,6 @@ def _run(
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "200",
-        "PYTHONDONTWRITEBYTECODE": "1",
         **(env or {}),
     }
     done = subprocess.run(command, cwd=cwd, input=stdin, env=environment, capture_output=True, timeout=timeout)

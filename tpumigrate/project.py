@@ -11,6 +11,7 @@ _CUDA_METHOD = re.compile(rb"^[ \t]+def[ \t]+cuda[ \t]*\(", re.MULTILINE)
 _OPTION = re.compile(rb"""add_argument\(\s*(?:["'][^"']*["']\s*,\s*)*?["']-{0,2}([\w-]+)["']\s*,([^)]*)""", re.DOTALL)
 _INT_TYPE = re.compile(rb"\btype\s*=\s*int\b")
 _FLAGS = {
+    "torch": re.compile(rb"^[ \t]*(?:import|from)[ \t]+torch\b", re.MULTILINE),
     "ddp": re.compile(rb"\bDistributedDataParallel\b|\bFullyShardedDataParallel\b|\bfully_shard\b"),
     "process_group": re.compile(rb"\binit_process_group\b"),
     "launch": re.compile(rb"\btorch_xla\.launch\b|\b(?:xmp|mp|multiprocessing)\.spawn\b"),
@@ -23,11 +24,13 @@ class Project:
 
     foreign_cuda: names of classes that define `cuda()` but are no torch modules and offer no `to()`
     int_options: destinations of command line options with type=int
-    ddp, process_group, launch: whether any file wraps a model, initialises a process group, launches replicas
+    torch, ddp, process_group, launch: whether any file imports torch, wraps a model, initialises a process group,
+        launches replicas
     """
 
     foreign_cuda: frozenset[str] = frozenset()
     int_options: frozenset[str] = frozenset()
+    torch: bool = False
     ddp: bool = False
     process_group: bool = False
     launch: bool = False

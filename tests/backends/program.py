@@ -1,6 +1,7 @@
 """Runs a program in this process the way ``python`` would."""
 
 import atexit
+import io
 import os
 import runpy
 import sys
@@ -82,7 +83,8 @@ def _use_streams(folder: str) -> None:
         os.dup2(file, descriptor)
         os.close(file)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # libraries that are loaded print to it, like xm.master_print
+        if isinstance(stream, io.TextIOWrapper):  # loaded libraries keep it, for instance xm.master_print
+            stream.reconfigure(line_buffering=True)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False)
