@@ -78,6 +78,14 @@ def compile_arguments(node: ast.Call | ast.Attribute, ctx: Context) -> Iterator[
     model = torch.compile(torch.nn.Linear(2, 2))
     ```
 
+    ## Example: a mode from elsewhere
+    ```python
+    import torch
+
+    def build(model, mode):
+        return torch.compile(model, mode=mode)
+    ```
+
     ## Not flagged
     ```python
     import re
@@ -110,6 +118,11 @@ def compile_arguments(node: ast.Call | ast.Attribute, ctx: Context) -> Iterator[
         return
     if ctx.qualname(node.func) != "torch.compile" or any(keyword.arg is None for keyword in node.keywords):
         return
+    mode = ctx.arg(node, "mode")
+    if mode is not None and not isinstance(mode, ast.Constant):
+        message = f"the compiler of {ctx.target} refuses any mode but the default"
+        yield Report(node.func, message, unfixed="the mode comes from elsewhere: leave it out there and here")
+        return
     gone = [keyword for keyword in node.keywords if _refused(keyword, ctx)]
     backend = ctx.arg(node, "backend")
     needs = ctx.xla and (backend is None or any(keyword.value is backend for keyword in gone))
@@ -129,7 +142,7 @@ _NO_BACKEND = "without backend=\"openxla\" torch.compile hands XLA tensors to in
 def _refused(keyword: ast.keyword, ctx: Context) -> bool:
     value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
     if keyword.arg == "mode":
-        return value not in (None, "default") or not isinstance(keyword.value, ast.Constant)
+        return value not in (None, "default")
     if keyword.arg == "backend":
         return value in _CUDA_BACKENDS or (value == "openxla" and not ctx.xla)
     return keyword.arg == "dynamic" and value is True and not ctx.xla

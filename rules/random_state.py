@@ -178,12 +178,15 @@ def _seed_calls(statements: list[ast.stmt]) -> Iterator[ast.Call]:
 
 def _device_argument(node: ast.Call, called: str, ctx: Context) -> Iterator[Report]:
     if called == _FORK:
-        if ctx.arg(node, "devices", 0) is not None and ctx.arg(node, "device_type", 4) is None:
+        kind = ctx.arg(node, "device_type", 4)
+        named = isinstance(kind, ast.Constant) and kind.value == "cuda"
+        if named or (kind is None and ctx.arg(node, "devices", 0) is not None):
             yield Report(
                 node,
                 "fork_rng looks after the states of CUDA devices unless told otherwise",
                 unfixed="use xm.fork_rng()" if ctx.xla else 'pass devices=[0], device_type="tpu"',
                 severity="warning",
+                claims=(node,),
             )
         return
     device = ctx.arg(node, "device", 0)

@@ -47,6 +47,7 @@ BAD = {
     "bad_indentation": Bad(CUDA + b"    y = 1\n", "cannot parse", 3),
     "tab_mix": Bad(b"if x:\n\ty.cuda()\n        z.cuda()\n", "cannot parse", 3),
     "undecodable": Bad(b"#\x80\n" + CUDA, "not valid utf-8", 1),
+    "undecodable_without_cuda": Bad(b"#\x80", "not valid utf-8", 1),
     "undecodable_later": Bad(CUDA + b"s = '\xff'\n", "not valid utf-8", 3),
     "undecodable_after_bom": Bad(b"\xef\xbb\xbf" + CUDA + b"s = '\xff'\n", "not valid utf-8", 3),
     "nul": Bad(CUDA + b"s = '\0'\n", "NUL", 3),

@@ -13,6 +13,7 @@ _OTHERS = frozenset("xpu npu hpu mlu musa sdaa mtia neuron".split())
 _ENGINES = frozenset("tensorrt torch_tensorrt pycuda cupy triton onnxruntime paddle".split())
 # Of these an import inside a function says what the function (or its class) is about; others are loaded in passing.
 _RUNTIMES = frozenset("tensorrt torch_tensorrt pycuda onnxruntime paddle".split())
+_OF_CUDA = re.compile(r"CUDA|Cuda|NCCL|Nccl|NVIDIA|Nvidia")
 _QUESTION = re.compile(r"(?:_|^)is_(?:torch_)?(?P<name>[a-z]+?)_available$|^(?P<bare>[a-z]+)_is_available$")
 
 
@@ -30,6 +31,14 @@ def accelerators(model: Model) -> frozenset[str]:
     for used in model.nodes(ast.Name):
         found.add(asked_accelerator(used.id))
     return frozenset(found & _OTHERS)
+
+
+def named_after_cuda(node: ast.AST) -> str:
+    """The class around `node` whose name says that it is about CUDA, NCCL or NVIDIA, "" when there is none."""
+    for above in parents(node):
+        if isinstance(above, ast.ClassDef) and _OF_CUDA.search(above.name):
+            return above.name
+    return ""
 
 
 def bound_to_cuda(model: Model, node: ast.AST) -> str:

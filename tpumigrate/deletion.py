@@ -12,7 +12,7 @@ from tpumigrate.source import Source
 _PRAGMAS = ("# noqa", "#noqa", "# type:", "# pylint", "# pragma", "# fmt:", "# pyright")
 # Conditions whose evaluation does nothing, so that an `if` without a body can go.
 _PURE_CALLS = frozenset({"torch.cuda.is_available", "torch.accelerator.is_available"})
-_PURE = (ast.Name, ast.Attribute, ast.Constant, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Call)
+_PURE = (ast.Name, ast.Attribute, ast.Constant, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Call)
 
 
 def delete_statements(model: Model, statements: list[ast.stmt]) -> list[Edit]:
@@ -73,7 +73,7 @@ def _can_go(model: Model, guard: ast.If, gone: dict[int, ast.stmt]) -> bool:
 def _is_pure(model: Model, node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return model.qualname(node.func) in _PURE_CALLS
-    return isinstance(node, (*_PURE, ast.boolop, ast.unaryop, ast.cmpop, ast.expr_context))
+    return isinstance(node, (*_PURE, ast.boolop, ast.operator, ast.unaryop, ast.cmpop, ast.expr_context))
 
 
 def _is_elif(source: Source, stmt: ast.stmt) -> bool:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tpumigrate.accelerators import bound_to_cuda
+from tpumigrate.accelerators import bound_to_cuda, named_after_cuda
 from tpumigrate.compose import compose
 from tpumigrate.edits import Edit
 from tpumigrate.finding import Finding, TextEdit
@@ -60,6 +60,9 @@ def _beside_others(rule: Rule, report: Report, ctx: Context) -> Report:
     if ctx.several_accelerators:
         why = "this file tells several accelerators apart: the TPU wants an arm of its own beside CUDA's"
         return replace(report, fix=None, unfixed=why)
+    owner = named_after_cuda(report.node)
+    if owner:
+        return replace(report, fix=None, unfixed=f"the class {owner} is about CUDA by its name: give the TPU its own")
     package = bound_to_cuda(ctx.model, report.node)
     if package:
         why = f"the code around it uses {package} and can't leave CUDA piece by piece"

@@ -125,10 +125,13 @@ def _prefilter(rules: Iterable[Rule]) -> re.Pattern[bytes]:
 
 
 def _process(path: str, data: bytes, rules: Sequence[Rule], prefilter: re.Pattern[bytes], job: Job) -> FileResult:
-    if not prefilter.search(data) and b"\0" not in data:  # a NUL may hide every word, as in UTF-16
+    wanted = prefilter.search(data)
+    if not wanted and data.isascii() and b"\0" not in data:
         return FileResult(path)
     try:
-        source = Source.decode(data)
+        source = Source.decode(data)  # whatever it holds: what is no text must not be taken for clean
+        if not wanted:
+            return FileResult(path)
         result = process_source(path, source, rules, job)
         if job.apply and result.after != result.before:
             files.write(path, data, source.encode(result.after))
