@@ -228,12 +228,15 @@ def _dict_position(node: ast.AST, dictionary: ast.Dict) -> bool | None:
     return False
 
 
+_TEST_WORDS = ("skip", "mark", "parametrize", "require", "patch")
+
+
 def in_test_decorator(node: ast.AST) -> bool:
-    """Whether a node is part of a decorator or a skip condition: tests select devices there."""
+    """Whether a node is part of a test's decorator or skip condition: tests select devices there."""
     child = node
     for above in parents(node):
         if isinstance(above, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            return child in above.decorator_list
+            return child in above.decorator_list and _is_of_tests(child)
         if isinstance(above, ast.Call) and child is not above.func:
             func = above.func
             called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
@@ -241,6 +244,11 @@ def in_test_decorator(node: ast.AST) -> bool:
                 return True
         child = above
     return False
+
+
+def _is_of_tests(decorator: ast.AST) -> bool:
+    name = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator).lower()
+    return any(word in name for word in _TEST_WORDS)
 
 
 def is_annotation(node: ast.AST) -> bool:

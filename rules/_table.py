@@ -104,6 +104,12 @@ def _plain(text: str) -> str:
 def _reference(node: ast.Attribute | ast.Name, row: Row, ctx: Context) -> Report:
     message = message_of(row)
     severity = "warning" if row.verdict == "approximate" else "error"
+    above = parent(node)
+    if isinstance(above, ast.Dict):
+        why = "a table wants an entry for the target beside this one"
+        return Report(node, message, unfixed=why, severity=severity)
+    if isinstance(above, ast.Call) and ctx.qualname(above.func) == "functools.partial":
+        return Report(node, message, unfixed="arguments are bound to it: write the partial by hand", severity=severity)
     if row.ref and isinstance(getattr(node, "ctx", None), ast.Load):
         text = template(row.ref)
         return Report(node, message, Fix((replace(ctx.source, node, text),), safe=row.safety == "safe"))

@@ -6,9 +6,12 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tpumigrate.edits import Fix, name
 from tpumigrate.model import parent
 from tpumigrate.rule import Context, Report, rule
 
+from ._common import device_string
+from ._devices import is_device_name
 from ._table import table_reports
 
 _ANCHORS = ("cuda", "accelerator")
@@ -117,13 +120,17 @@ def device_query(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Ite
 
 
 def _as_device(report: Report, ctx: Context) -> Report:
-    """The report without its fix where a number of the current device is handed on as a device.
+    """What becomes of the number of the current device where it is handed on as a device.
 
-    For torch_xla a number still means a CUDA device, so neither the number nor the device itself is surely right.
+    For torch_xla a number still means a CUDA device, and asking for it when a module is imported starts the runtime.
     """
     node, above = report.node, parent(report.node)
     if not isinstance(node, ast.Call) or ctx.qualname(node.func) not in _CURRENT_DEVICE:
         return report
+    if isinstance(above, ast.keyword) and above.arg and is_device_name(above.arg):
+        return replace(report, fix=Fix((ctx.edit(node, device_string(ctx)),)))
+    if isinstance(above, ast.arguments):
+        return replace(report, fix=None, unfixed="a default is computed at import, before processes are launched")
     if not isinstance(above, ast.Call) or node not in above.args:
         return report
     called = above.func.attr if isinstance(above.func, ast.Attribute) else getattr(above.func, "id", "")
@@ -294,6 +301,35 @@ def cuda_profiling(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> I
             return x * 2
     ```
 
+    ## Example: a function
+    ```python
+    import torch
+    from torch.cuda.nvtx import range as nvtx_range
+
+    @nvtx_range("forward")
+    def step(x):
+        return torch.relu(x)
+    ```
+
+    ## Use instead (torch_xla)
+    ```python
+    import torch
+    import torch_xla.debug.profiler as xp
+
+    @xp.trace_me("forward")
+    def step(x):
+        return torch.relu(x)
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+    import torch
+
+    @torch.profiler.record_function("forward")
+    def step(x):
+        return torch.relu(x)
+    ```
+
     ## Not flagged
     ```python
     import nvtx
@@ -313,6 +349,16 @@ def cuda_profiling(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> I
     ## References
     torch_xla.debug.profiler.Trace, torch.profiler.record_function.
     """
+    decorated = parent(node)
+    if (
+        ctx.xla
+        and isinstance(node, ast.Call)
+        and ctx.qualname(node.func) == "torch.cuda.nvtx.range"
+        and isinstance(decorated, ast.FunctionDef | ast.AsyncFunctionDef)
+    ):
+        message = "NVTX shows nowhere on a TPU; the range of XProf for a function is `trace_me`"
+        yield Report(node, message, Fix((ctx.edit(node.func, name("torch_xla.debug.profiler") + ".trace_me"),)))
+        return
     yield from table_reports(node, ctx, "TPU113")
 
 

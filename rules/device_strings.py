@@ -174,6 +174,8 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
     above = parent(node)
     if isinstance(above, ast.BinOp | ast.Attribute | ast.JoinedStr) and device_text(above, ctx):
         return  # part of a longer device string
+    if _is_compared(found.node, ctx):
+        return  # devices with and without an index differ: TPU105 speaks
     place = in_device_position(found.node, ctx)
     message = f'{ctx.text(node)} names a device that a TPU host does not have; the TPU is "{ctx.device}"'
     if place is False or (place is None and not _knows_torch(ctx)):
@@ -207,6 +209,16 @@ def _asks_for_type(node: ast.expr, ctx: Context) -> ast.Constant | None:
         case ast.Call(func=ast.Attribute(attr="startswith"), args=[ast.Constant(value="cuda") as text]):
             return text
     return None
+
+
+def _is_compared(node: ast.expr, ctx: Context) -> bool:
+    """Whether a string makes a device that something is compared with: `x.device == torch.device("cuda:0")`."""
+    call = parent(node)
+    return (
+        isinstance(call, ast.Call)
+        and ctx.qualname(call.func) == "torch.device"
+        and isinstance(parent(call), ast.Compare)
+    )
 
 
 def _first_literal(node: ast.expr) -> ast.expr:
