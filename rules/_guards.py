@@ -15,7 +15,14 @@ _CUDA_PACKAGES = frozenset(
     """triton apex flash_attn xformers pynvml cupy numba tensorrt torch_tensorrt pycuda bitsandbytes deepspeed
     transformer_engine nvidia nvtx cuda onnxruntime""".split()
 )
-_OF_CUDA = re.compile(r"(?:^|_)(?:is|has|have|require|requires)_(?:\w+_)?(?:cuda|rocm|nvidia|nccl|hip)(?:_|$)")
+_OF_CUDA = re.compile(
+    r"(?:^|_)(?:is|has|have|require|requires)_(?:\w+_)?(?:cuda|rocm|nvidia|nccl|hip)(?:_|$)|check_cuda_\w"
+)
+# Generations of NVIDIA's chips, and what only CUDA's compiler has.
+_CUDA_WORDS = re.compile(
+    r"ampere|hopper|volta|turing|blackwell|capability|cudagraph|cuda_graph|\bsm_?\d\d", re.IGNORECASE
+)
+_PROBES = ("torch.cuda.get_device_capability", "torch.cuda.get_arch_list", "torch.version.cuda")
 _TABLE_RULES = frozenset({"TPU106", "TPU107", "TPU108", "TPU109", "TPU113", "TPU118"})
 _TEXTS_OF_TORCH = frozenset({"cpu", "nccl", "gloo", "mpi", "xla", "tpu", "tpu_dist", "mps", "xpu"})
 
@@ -64,7 +71,7 @@ def _decides_on_cuda(question: ast.expr, ctx: Context) -> bool:
     above = parent(question)
     if isinstance(above, ast.BoolOp) and "torch.version." in ctx.text(above):
         return True  # a build of torch for one vendor
-    if any(_names_cuda_package(text) for text in _refusals(question)):
+    if any(_names_cuda_package(text) for text in _refusals(question)) or _probed_after_refusal(question, ctx):
         return True
     return any(_needs_cuda(node, ctx) for node in _decided(question)) or _chooses_text(question, ctx)
 
@@ -106,20 +113,38 @@ def _decided(question: ast.expr) -> Iterator[ast.AST]:
             case ast.If() if child is above.test:
                 yield from above.orelse if negated else above.body
                 if negated and isinstance(above.body[-1], ast.Return):
-                    siblings = block(above)
-                    yield from siblings[siblings.index(above) + 1 :]
+                    yield from _following(above)
                 return
             case _:
                 return
         child, above = above, parent(above)
 
 
+def _following(stmt: ast.stmt) -> list[ast.stmt]:
+    siblings = block(stmt)
+    return siblings[siblings.index(stmt) + 1 :]
+
+
+def _probed_after_refusal(question: ast.expr, ctx: Context) -> bool:
+    """Whether `if not available: raise` opens code that asks for a compute capability."""
+    stmt = statement(question)
+    if not isinstance(stmt, ast.If) or not isinstance(stmt.body[-1], ast.Raise):
+        return False
+    return any(
+        isinstance(node, ast.Attribute) and ctx.qualname(node) in _PROBES
+        for following in _following(stmt)
+        for node in ast.walk(following)
+    )
+
+
 def _needs_cuda(region: ast.AST, ctx: Context) -> bool:
     for node in ast.walk(region):
         if isinstance(node, ast.Import | ast.ImportFrom) and _imports_cuda(node):
             return True
-        if isinstance(node, ast.Attribute | ast.Name) and _has_no_counterpart(node, ctx):
-            return True
+        if isinstance(node, ast.Attribute | ast.Name):
+            word = node.attr if isinstance(node, ast.Attribute) else node.id
+            if _CUDA_WORDS.search(word) or _has_no_counterpart(node, ctx):
+                return True
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and "CUDAExecutionProvider" in node.value:
             return True
     return False

@@ -232,7 +232,9 @@ def _positional(place: ast.AST, call: ast.Call, ctx: Context) -> bool:
     if called:
         return called == "torch.set_default_dtype"
     if isinstance(call.func, ast.Attribute):
-        return call.func.attr in _MOVES and imports_torch(ctx)
+        rounded = parent(call)  # `x.to(float16).float()`: to float16 and back, on purpose
+        back = isinstance(rounded, ast.Attribute) and rounded.attr in ("float", "double")
+        return call.func.attr in _MOVES and imports_torch(ctx) and not back
     if isinstance(call.func, ast.Name):
         for binding in ctx.model.bindings(call.func):
             if isinstance(binding.node, ast.FunctionDef):

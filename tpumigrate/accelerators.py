@@ -10,9 +10,9 @@ from tpumigrate.model import Model, parents
 # Not mps: scripts for one machine ask for it too, in a ladder that gets an arm.
 _OTHERS = frozenset("xpu npu hpu mlu musa sdaa mtia neuron".split())
 # Packages whose every use means an NVIDIA GPU, or a runtime of its own that is told to use one.
-_ENGINES = frozenset("tensorrt torch_tensorrt pycuda cupy triton onnxruntime paddle".split())
+_ENGINES = frozenset("tensorrt torch_tensorrt pycuda cupy triton onnxruntime paddle bitsandbytes eetq".split())
 # Of these an import inside a function says what the function (or its class) is about; others are loaded in passing.
-_RUNTIMES = frozenset("tensorrt torch_tensorrt pycuda onnxruntime paddle".split())
+_RUNTIMES = frozenset("tensorrt torch_tensorrt pycuda onnxruntime paddle bitsandbytes eetq".split())
 _OF_CUDA = re.compile(r"CUDA|Cuda|NCCL|Nccl|NVIDIA|Nvidia")
 _QUESTION = re.compile(r"(?:_|^)is_(?:torch_)?(?P<name>[a-z]+?)_available$|^(?P<bare>[a-z]+)_is_available$")
 
