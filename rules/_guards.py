@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpumigrate.model import block, function, parent, statement
+from tpumigrate.model import block, parent, statement
 from tpumigrate.rule import Context
 
 from ._devices import device_text
@@ -14,9 +14,6 @@ from ._devices import device_text
 _CUDA_PACKAGES = frozenset(
     """triton apex flash_attn xformers pynvml cupy numba tensorrt torch_tensorrt pycuda bitsandbytes deepspeed
     transformer_engine nvidia nvtx cuda onnxruntime""".split()
-)
-_OF_CUDA = re.compile(
-    r"(?:^|_)(?:is|has|have|require|requires)_(?:\w+_)?(?:cuda|rocm|nvidia|nccl|hip)(?:_|$)|check_cuda_\w"
 )
 # Generations of NVIDIA's chips, and what only CUDA's compiler has.
 _CUDA_WORDS = re.compile(
@@ -33,14 +30,11 @@ def means_cuda_itself(question: ast.expr, ctx: Context) -> bool:
     What it guards directly counts as soon as one thing in it needs CUDA, because switching that on would crash. A
     flag that holds the answer counts when all its uses do.
     """
-    around = function(question)
-    if around is not None and _OF_CUDA.search(around.name):
-        return True  # `def is_cuda_available()`: its callers ask for CUDA
+    if _decides_on_cuda(question, ctx):
+        return True
     flag = _flag(question)
-    if flag is not None:
-        uses = list(_flag_uses(flag, ctx))
-        return bool(uses) and all(_decides_on_cuda(use, ctx) for use in uses)
-    return _decides_on_cuda(question, ctx)
+    uses = list(_flag_uses(flag, ctx)) if flag is not None else []
+    return bool(uses) and all(_decides_on_cuda(use, ctx) for use in uses)
 
 
 def _flag(question: ast.expr) -> ast.Name | ast.Attribute | None:

@@ -13,7 +13,10 @@ _OTHERS = frozenset("xpu npu hpu mlu musa sdaa mtia neuron".split())
 _ENGINES = frozenset("tensorrt torch_tensorrt pycuda cupy triton onnxruntime paddle bitsandbytes eetq".split())
 # Of these an import inside a function says what the function (or its class) is about; others are loaded in passing.
 _RUNTIMES = frozenset("tensorrt torch_tensorrt pycuda onnxruntime paddle bitsandbytes eetq".split())
-_OF_CUDA = re.compile(r"CUDA|Cuda|NCCL|Nccl|NVIDIA|Nvidia")
+_CLASS_OF_CUDA = re.compile(r"CUDA|Cuda|NCCL|Nccl|NVIDIA|Nvidia")
+_FUNCTION_OF_CUDA = re.compile(
+    r"(?:^|_)(?:is|has|have|requires?|supports?|num|count)_(?:\w+_)?(?:cuda|rocm|nvidia|nccl|hip)(?:_|$)|check_cuda_\w"
+)
 _QUESTION = re.compile(r"(?:_|^)is_(?:torch_)?(?P<name>[a-z]+?)_available$|^(?P<bare>[a-z]+)_is_available$")
 
 
@@ -34,9 +37,15 @@ def accelerators(model: Model) -> frozenset[str]:
 
 
 def named_after_cuda(node: ast.AST) -> str:
-    """The class around `node` whose name says that it is about CUDA, NCCL or NVIDIA, "" when there is none."""
+    """The class or function around `node` that is about CUDA by its name, "" when there is none.
+
+    A class such as CUDAAccelerator, a function that asks or counts such as `is_cuda_available`: their callers mean
+    CUDA.  Functions that move or set up (`to_cuda`, `init_cuda`) are what a migration changes.
+    """
     for above in parents(node):
-        if isinstance(above, ast.ClassDef) and _OF_CUDA.search(above.name):
+        if isinstance(above, ast.ClassDef) and _CLASS_OF_CUDA.search(above.name):
+            return above.name
+        if isinstance(above, ast.FunctionDef) and _FUNCTION_OF_CUDA.search(above.name):
             return above.name
     return ""
 

@@ -62,7 +62,7 @@ def _beside_others(rule: Rule, report: Report, ctx: Context) -> Report:
         return replace(report, fix=None, unfixed=why)
     owner = named_after_cuda(report.node)
     if owner:
-        return replace(report, fix=None, unfixed=f"the class {owner} is about CUDA by its name: give the TPU its own")
+        return replace(report, fix=None, unfixed=f"{owner} is about CUDA by its name: give the TPU its own")
     package = bound_to_cuda(ctx.model, report.node)
     if package:
         why = f"the code around it uses {package} and can't leave CUDA piece by piece"
