@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, argument_span, call_parentheses, name, rename_method
-from tpumigrate.model import parent, parents
+from tpumigrate.model import function, parent, parents
 from tpumigrate.rule import Context
 
 FLOAT16 = frozenset({"torch.float16", "torch.half"})
@@ -20,7 +20,7 @@ CUSTOM_FORWARD_BACKWARD = frozenset(
     for which in ("custom_fwd", "custom_bwd")
 )
 ANY_AUTOCAST = AUTOCAST | CUDA_AUTOCAST | XLA_AUTOCAST
-_NAMES = ("fp16", "float16", "half", "16", "16-mixed", "fp16-mixed")
+_NAMES = ("fp16", "float16", "half", "16", "16-mixed", "16-true", "fp16-mixed")
 # Calls that only look: evaluating them or not makes no difference.
 _LOOKS = {
     "bool", "int", "float", "str", "len", "hasattr", "isinstance", "getattr", "any", "all", "get",
@@ -119,7 +119,7 @@ def float16_wanted(node: ast.AST, ctx: Context) -> str:
         if isinstance(above, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             break
         if isinstance(above, ast.If | ast.IfExp) and (child is above.body or child in _statements(above)):
-            for test in ast.walk(above.test):
+            for test in _conditions(above.test, ctx):
                 if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq | ast.Is | ast.In):
                     compared = list(ast.walk(test))
                     if any(is_float16(item, ctx) for item in compared):
@@ -128,6 +128,16 @@ def float16_wanted(node: ast.AST, ctx: Context) -> str:
                         return "a setting names float16: choose bfloat16 there"
         child = above
     return ""
+
+
+def _conditions(test: ast.expr, ctx: Context) -> Iterator[ast.AST]:
+    """All parts of a condition, those of the flags in it too: `needs_upcasting = vae.dtype == torch.float16`."""
+    yield from ast.walk(test)
+    around = function(test)
+    flags = {ctx.text(node) for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute)}
+    for node in ast.walk(around) if around is not None else ():
+        if isinstance(node, ast.Assign) and any(ctx.text(target) in flags for target in node.targets):
+            yield from ast.walk(node.value)
 
 
 def _statements(node: ast.If | ast.IfExp) -> list[ast.stmt]:
