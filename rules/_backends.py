@@ -13,7 +13,7 @@ from tpumigrate.rule import Context
 
 from ._devices import quote
 from ._distributed import INIT, calls_of, function_called
-from .xla_code import stays_on_xla
+from ._xla_whole import stays_on_xla
 
 BACKEND = {"torch_xla": "xla", "torch_tpu": "tpu_dist"}
 NCCL_AVAILABLE = "torch.distributed.is_nccl_available"

@@ -41,8 +41,10 @@ class DeviceText:
 
 
 def foreign_types(ctx: Context) -> tuple[str, ...]:
-    """Device types that are to become the target's."""
-    return ("cuda",) if ctx.xla else ("cuda", "xla")
+    """Device types that are to become the target's; "xla" stays where a file stays with torch_xla."""
+    from ._xla_whole import stays_on_xla  # which asks this module for places of names
+
+    return ("cuda",) if ctx.xla or stays_on_xla(ctx) else ("cuda", "xla")
 
 
 def device_text(node: ast.AST, ctx: Context) -> DeviceText | None:

@@ -22,12 +22,12 @@ def table_reports(node: ast.Call | ast.Attribute | ast.Name, ctx: Context, code:
     if isinstance(node, ast.Call):
         row = ctx.table.get(ctx.qualname(node.func))
         if row is not None and row.rule == code and not in_test_decorator(node):
-            yield _call(node, row, ctx)
+            yield call_report(node, row, ctx)
         return
     row = _reference_row(node, ctx)
     if row is None or row.rule != code or in_test_decorator(node) or is_annotation(node):
         return
-    yield _reference(node, row, ctx)
+    yield reference_report(node, row, ctx)
 
 
 def _reference_row(node: ast.Attribute | ast.Name, ctx: Context) -> Row | None:
@@ -49,7 +49,8 @@ def message_of(row: Row) -> str:
     return f"`{row.name}`: {row.note}"
 
 
-def _call(node: ast.Call, row: Row, ctx: Context) -> Report:
+def call_report(node: ast.Call, row: Row, ctx: Context) -> Report:
+    """What a row says of a call of its name."""
     message = message_of(row)
     severity = "warning" if row.verdict == "approximate" else "error"
     above = parent(node)
@@ -101,7 +102,8 @@ def _plain(text: str) -> str:
     return text.replace("{", "").replace("}", "")
 
 
-def _reference(node: ast.Attribute | ast.Name, row: Row, ctx: Context) -> Report:
+def reference_report(node: ast.Attribute | ast.Name, row: Row, ctx: Context) -> Report:
+    """What a row says of its name used without a call."""
     message = message_of(row)
     severity = "warning" if row.verdict == "approximate" else "error"
     above = parent(node)

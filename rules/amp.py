@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tpumigrate.edits import Edit, Fix, add_argument, argument_span, name, rename_method
 from tpumigrate.model import parent
@@ -23,6 +24,7 @@ from ._precision import (
     is_constant,
     values,
 )
+from ._xla_whole import STAYS, stays_on_xla
 
 _DTYPE = "dtype=" + name("torch") + ".bfloat16"
 _CUDA = "autocast for CUDA does nothing on the TPU"
@@ -239,7 +241,8 @@ def autocast(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Iterato
     elif called in CUDA_AUTOCAST:
         yield _cuda_style(node, ctx)
     elif called in XLA_AUTOCAST:
-        yield _xla_style(node, ctx)
+        report = _xla_style(node, ctx)
+        yield replace(report, fix=None, unfixed=STAYS) if report.fix and stays_on_xla(ctx) else report
     elif called in AUTOCAST and names:
         yield from _new_style(node, ctx, 0)
     elif called == "functools.partial" and node.args and ctx.qualname(node.args[0]) in AUTOCAST:

@@ -12,6 +12,7 @@ from tpumigrate.rule import Context, Report, rule
 from ._devices import device_text, quote
 from ._precision import before_arguments, is_called, is_constant
 from ._scaler import ANY_SCALER, CUDA_SCALERS, SCALERS, XLA_SCALERS, Stays, removal
+from ._xla_whole import STAYS, stays_on_xla
 
 _COMMENT = "  # bf16 on TPU needs no loss scaling"
 
@@ -253,6 +254,9 @@ def _construction(call: ast.Call, ctx: Context) -> Iterator[Report]:
         return
     if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
         yield Report(call, _message(ctx), unfixed="its arguments are passed on by star: pass `enabled=False`")
+        return
+    if names & XLA_SCALERS and stays_on_xla(ctx):
+        yield Report(call, _message(ctx), unfixed=STAYS)
         return
     try:
         yield Report(call, _message(ctx) + "; all of it goes", removal(call, ctx))

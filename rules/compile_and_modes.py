@@ -9,6 +9,8 @@ from tpumigrate.edits import Edit, Fix, add_argument, name, remove_arguments, re
 from tpumigrate.model import parent
 from tpumigrate.rule import Context, Report, rule
 
+from ._xla_whole import STAYS, stays_on_xla
+
 _CUDA_BACKENDS = ("inductor", "cudagraphs", "tensorrt", "torch_tensorrt", "onnxrt")
 
 
@@ -133,6 +135,9 @@ def compile_arguments(node: ast.Call | ast.Attribute, ctx: Context) -> Iterator[
         edits.append(add_argument(ctx.source, node, 'backend="openxla"', gone=len(gone)))
     words = ", ".join(f"`{keyword.arg}`" for keyword in gone)
     message = f"the compiler of {ctx.target} refuses {words}" if gone and not needs else _NO_BACKEND
+    if isinstance(backend, ast.Constant) and backend.value == "openxla" and stays_on_xla(ctx):
+        yield Report(node.func, message, unfixed=STAYS)
+        return
     yield Report(node.func, message, Fix(tuple(edits)))
 
 

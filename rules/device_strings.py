@@ -11,7 +11,6 @@ from tpumigrate.rule import Context, Report, rule
 
 from ._common import device_string, is_pure
 from ._devices import DeviceText, device_text, in_device_position, in_test_decorator, option_choices, quote
-from .xla_code import stays_on_xla
 
 
 @rule("TPU101", "device-string", anchors=("cuda", "xla"))
@@ -169,8 +168,6 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
     found = device_text(node, ctx)
     if found is None or in_test_decorator(node) or not (_knows_torch(ctx) or _configures(found.node, ctx)):
         return
-    if found.type == "xla" and stays_on_xla(ctx):
-        return  # the whole file is XLA102's
     above = parent(node)
     if isinstance(above, ast.BinOp | ast.Attribute | ast.JoinedStr) and device_text(above, ctx):
         return  # part of a longer device string

@@ -80,11 +80,11 @@ def cuda_environment(node: ast.Constant, ctx: Context) -> Iterator[Report]:
     ## References
     Environment variables of libtpu and of torch_tpu 0.2.
     """
-    if not isinstance(node.value, str) or not _IGNORED.match(node.value) or not _in_environment(node, ctx):
+    if not isinstance(node.value, str) or not _IGNORED.match(node.value) or not in_environment(node, ctx):
         return
     instead = _INSTEAD.get(node.value, {}).get(ctx.target, "")
     message = f"nothing reads {node.value} on a TPU host" + (f"; there it is {instead}" if instead else "")
-    stmt = _setting(node)
+    stmt = setting_of(node)
     if instead or node.value in _INSTEAD:
         yield Report(node, message, unfixed="say which chips the program may use", severity="warning")
     elif stmt is not None:
@@ -93,7 +93,8 @@ def cuda_environment(node: ast.Constant, ctx: Context) -> Iterator[Report]:
         yield Report(node, message, unfixed="its value decides something here", severity="info")
 
 
-def _in_environment(node: ast.Constant, ctx: Context) -> bool:
+def in_environment(node: ast.Constant, ctx: Context) -> bool:
+    """Whether a string names an environment variable."""
     above = parent(node)
     if isinstance(above, ast.Subscript):
         return ctx.qualname(above.value) == "os.environ"
@@ -103,7 +104,7 @@ def _in_environment(node: ast.Constant, ctx: Context) -> bool:
     return isinstance(above, ast.Compare) and any(ctx.qualname(item) == "os.environ" for item in above.comparators)
 
 
-def _setting(node: ast.Constant) -> ast.stmt | None:
+def setting_of(node: ast.Constant) -> ast.stmt | None:
     """The statement that only sets the variable, to a constant."""
     above = parent(node)
     stmt = parent(above) if above is not None else None

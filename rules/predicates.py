@@ -194,7 +194,7 @@ def device_predicate(
         case ast.Dict():
             yield from _table(node, ctx)
         case ast.Call(func=ast.Attribute(attr="startswith"), args=[ast.Constant(value=str(text))]):
-            if text.rstrip(":") == "cuda" and _is_device_text(node.func.value, ctx):  # type: ignore[attr-defined]
+            if text.rstrip(":") == "cuda" and is_device_text(node.func.value, ctx):  # type: ignore[attr-defined]
                 yield _reported(node, ctx)
         case _:
             pass
@@ -269,10 +269,10 @@ def _comparison(node: ast.Compare, ctx: Context) -> Iterator[Report]:
     left, right = node.left, node.comparators[0]
     if isinstance(node.ops[0], ast.Eq | ast.NotEq):
         for one, other in ((left, right), (right, left)):
-            asked = _is_cuda_text(one) and _is_device_type(other, ctx)
+            asked = _is_cuda_text(one) and is_device_type(other, ctx)
             if asked or (_is_cuda_device(one, ctx) and not isinstance(other, ast.Constant)):
                 yield _reported(node, ctx)
-    elif isinstance(node.ops[0], ast.In | ast.NotIn) and _is_cuda_text(left) and _is_device_text(right, ctx):
+    elif isinstance(node.ops[0], ast.In | ast.NotIn) and _is_cuda_text(left) and is_device_text(right, ctx):
         yield _reported(node, ctx)
 
 
@@ -289,7 +289,7 @@ def _is_cuda_device(node: ast.expr, ctx: Context) -> bool:
     )
 
 
-def _is_device_type(node: ast.expr, ctx: Context) -> bool:
+def is_device_type(node: ast.expr, ctx: Context) -> bool:
     """Whether an expression holds a device type or a device that a text is compared with."""
     kind = ctx.kind(node)
     if kind in ("device", "device_str", "device_type"):
@@ -297,14 +297,15 @@ def _is_device_type(node: ast.expr, ctx: Context) -> bool:
     if isinstance(node, ast.Attribute):
         return (node.attr == "type" and "dev" in ctx.text(node.value).lower()) or node.attr in ("device", "device_type")
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str" and node.args:
-        return _is_device_type(node.args[0], ctx)
+        return is_device_type(node.args[0], ctx)
     return isinstance(node, ast.Name) and node.id.lower() in ("device", "device_type", "dev", "device_str")
 
 
-def _is_device_text(node: ast.expr, ctx: Context) -> bool:
+def is_device_text(node: ast.expr, ctx: Context) -> bool:
+    """Whether an expression holds the text of a device, perhaps after `.lower()`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("lower", "strip"):
-        return _is_device_text(node.func.value, ctx)
-    return _is_device_type(node, ctx)
+        return is_device_text(node.func.value, ctx)
+    return is_device_type(node, ctx)
 
 
 def _collection(node: ast.Set | ast.Tuple | ast.List, ctx: Context) -> Iterator[Report]:
@@ -331,13 +332,13 @@ def _collection(node: ast.Set | ast.Tuple | ast.List, ctx: Context) -> Iterator[
 def _asked_of_device(node: ast.expr, ctx: Context) -> bool:
     above = parent(node)
     if isinstance(above, ast.Compare):
-        return node in above.comparators and _is_device_type(above.left, ctx)
+        return node in above.comparators and is_device_type(above.left, ctx)
     if isinstance(above, ast.Assign) and len(above.targets) == 1 and isinstance(above.targets[0], ast.Name):
         for use in ctx.model.uses(above.targets[0].id):
             compared = parent(use)
             if not isinstance(compared, ast.Compare) or use not in compared.comparators:
                 continue
-            if _is_device_type(compared.left, ctx):
+            if is_device_type(compared.left, ctx):
                 return True
     return False
 
@@ -372,10 +373,10 @@ def _looked_up_by_device(node: ast.Dict, ctx: Context) -> bool:
         uses = list(ctx.model.uses(above.targets[0].id))
     for use in uses:
         place = parent(use)
-        if isinstance(place, ast.Subscript) and place.value is use and _is_device_type(place.slice, ctx):
+        if isinstance(place, ast.Subscript) and place.value is use and is_device_type(place.slice, ctx):
             return True
         if isinstance(place, ast.Attribute) and place.attr == "get":
             call = parent(place)
-            if isinstance(call, ast.Call) and call.args and _is_device_type(call.args[0], ctx):
+            if isinstance(call, ast.Call) and call.args and is_device_type(call.args[0], ctx):
                 return True
     return False

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
-from dataclasses import replace as replace_report
 
 from tpumigrate.edits import Edit, Fix, name, remove_arguments, replace
-from tpumigrate.model import packages, parents
+from tpumigrate.model import packages, parent, parents
 from tpumigrate.rule import Context, Report, rule
 
 from ._precision import is_constant
 from ._table import message_of, table_reports
+from ._xla_whole import XM, Use, deleted, finds, handles, processes, settled
 
 _SPAWN = "torch_xla.distributed.xla_multiprocessing.spawn"
-_OTHERS_SPEAK = frozenset({"torch_xla.amp.autocast", "torch_xla.amp.GradScaler"})
+_LOADING = frozenset({"importlib.import_module", "importlib.util.find_spec"})
 _BARRIERS = frozenset({"torch_xla.sync", "torch_xla.core.xla_model.mark_step"})
-_DEVICES = frozenset({"torch_xla.device", "torch_xla.core.xla_model.xla_device"})
+_WORLD = (
+    "torch_xla.runtime.world_size",
+    f"{XM}.xrt_world_size",
+    "torch_xla.runtime.process_count",
+    "torch_xla.runtime.global_device_count",
+    "torch_xla.runtime.global_runtime_device_count",
+)
+_RANKS = (
+    "torch_xla.runtime.global_ordinal",
+    f"{XM}.get_ordinal",
+    "torch_xla.runtime.process_index",
+    "torch_xla.runtime.local_ordinal",
+    f"{XM}.get_local_ordinal",
+)
 _PARALLEL_LOADER = "torch_xla.distributed.parallel_loader.ParallelLoader"
 
 
@@ -152,9 +164,9 @@ def torch_xla_code(node: ast.Module, ctx: Context) -> Iterator[Report]:
     """Uses PyTorch/XLA, which TorchTPU replaces.
 
     ## What it does
-    Maps each name of torch_xla to torch's own: devices, ranks, barriers, collectives. Step barriers go. What changes
-    the program's structure (launching, SPMD sharding, `xm.optimizer_step`, which also averages gradients) is
-    reported with what to write. A file is migrated as a whole or not at all.
+    Maps each name of torch_xla to torch's own: devices, ranks, barriers, collectives. Step barriers go. Questions
+    about ranks are answered in a program of one process. Names without counterpart are reported. A file is migrated
+    as a whole or not at all, together with what the other rules of this family find.
 
     ## Why it matters on a TPU
     torch_xla pins its own torch and can't be installed beside torch_tpu; a half migrated program does not import.
@@ -236,12 +248,36 @@ def torch_xla_code(node: ast.Module, ctx: Context) -> Iterator[Report]:
     print(torch.accelerator.current_device_index())
     ```
 
-    ## Example: gradients are averaged here
+    ## Example: one process
     ```python
     import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
 
-    def step(opt):
-        xm.optimizer_step(opt)
+    if __name__ == "__main__":
+        print("replicas", xr.world_size())
+        if xm.is_master_ordinal():
+            print("rank", xr.global_ordinal())
+        xm.rendezvous("end")
+    ```
+
+    ## Use instead (torch_tpu)
+    ```python
+
+    if __name__ == "__main__":
+        print("replicas", 1)
+        if True:
+            print("rank", 0)
+    ```
+
+    ## Example: names that nobody knows, and names in odd places
+    ```python
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    from torch_xla.experimental.assume_pure import PureModule
+
+    def traced(module: PureModule):
+        torch_xla.sync()
+        return getattr(xm, "mark_step")
     ```
 
     ## Example: torch_xla is optional
@@ -257,6 +293,13 @@ def torch_xla_code(node: ast.Module, ctx: Context) -> Iterator[Report]:
         opt.step()
         if xm is not None:
             xm.mark_step()
+    ```
+
+    ## Example: looked for by a string
+    ```python
+    import importlib.util
+
+    HAS_XLA = importlib.util.find_spec("torch_xla") is not None
     ```
 
     ## Not flagged
@@ -283,56 +326,16 @@ def torch_xla_code(node: ast.Module, ctx: Context) -> Iterator[Report]:
     ## References
     rules/targets/torch_tpu.toml.
     """
-    reports = list(_uses(ctx))
-    if _is_optional(ctx):
-        why = "torch_xla is optional here: what it is imported for goes with its condition"
-        reports = [replace_report(report, fix=None, unfixed=why, severity="info") for report in reports]
-    elif any(report.fix is None for report in reports):
-        why = "other uses of torch_xla in this file need a person, and a file migrated by half does not import"
-        reports = [replace_report(report, fix=None, unfixed=report.unfixed or why) for report in reports]
-    elif not all(report.fix is not None and report.fix.safe for report in reports):
-        reports = [replace_report(report, fix=_unsafe(report.fix)) for report in reports]
-    yield from reports
+    yield from settled(ctx, "XLA102")
 
 
-def _is_optional(ctx: Context) -> bool:
-    """Whether the file imports torch_xla only under a condition."""
-    found = [node for node in ctx.model.imports() if "torch_xla" in packages(node)]
-    return bool(found) and all(any(isinstance(above, ast.Try | ast.If) for above in parents(node)) for node in found)
-
-
-def _unsafe(fix: Fix | None) -> Fix | None:
-    return None if fix is None else replace_report(fix, safe=False)
-
-
-def _uses(ctx: Context) -> Iterator[Report]:
-    """A report for each use of torch_xla in the file."""
-    uses: list[ast.Call | ast.Attribute | ast.Name] = [
-        *ctx.model.nodes(ast.Call),
-        *ctx.model.nodes(ast.Attribute),
-        *ctx.model.nodes(ast.Name),
-    ]
-    for node in uses:
-        if ctx.qualname(node.func if isinstance(node, ast.Call) else node) not in _OTHERS_SPEAK:
-            special = _special(node, ctx)
-            yield from [special] if special else table_reports(node, ctx, "XLA102")
-    for statement in ctx.model.imports():
-        yield from _unused_import(statement, ctx)
-
-
-def _special(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> Report | None:
-    """Uses that mean something else than their name alone: a barrier that waits, the index of the device."""
-    if isinstance(node, ast.Call) and ctx.qualname(node.func) in _BARRIERS and _waits(node, ctx):
-        message = message_of(ctx.table[ctx.qualname(node.func)])
-        return Report(node, message, Fix((ctx.edit(node, f"{name('torch')}.accelerator.synchronize()"),)))
-    match node:
-        case ast.Attribute(value=ast.Call(func=func, args=[], keywords=[]), attr="index") if (
-            ctx.qualname(func) in _DEVICES
-        ):
-            message = 'the index of torch.device("tpu") is None; torch.accelerator knows the one in use'
-            fix = Fix((ctx.edit(node, f"{name('torch')}.accelerator.current_device_index()"),))
-            return Report(node, message, fix, claims=(node.value,))
-    return None
+@handles("XLA102", *_BARRIERS)
+def _barrier(use: Use, ctx: Context) -> Report | None:
+    """A barrier that waits for the device; one that does not is the table's."""
+    if not isinstance(use, ast.Call) or not _waits(use, ctx):
+        return None
+    message = message_of(ctx.table[ctx.qualname(use.func)])
+    return Report(use, message, Fix((ctx.edit(use, f"{name('torch')}.accelerator.synchronize()"),)))
 
 
 def _waits(call: ast.Call, ctx: Context) -> bool:
@@ -341,22 +344,67 @@ def _waits(call: ast.Call, ctx: Context) -> bool:
     return is_constant(ctx.arg(call, "wait", 0), True) and all(isinstance(item, ast.Constant) for item in values)
 
 
-@functools.lru_cache(maxsize=1)
-def stays_on_xla(ctx: Context) -> bool:
-    """For torch_tpu: whether a file uses torch_xla in a way that only a person can migrate."""
-    return not ctx.xla and (_is_optional(ctx) or any(report.fix is None for report in _uses(ctx)))
+@handles("XLA102", "torch_xla.device", f"{XM}.xla_device")
+def _index_of_device(use: Use, ctx: Context) -> Report | None:
+    """`torch_xla.device().index`; the device alone is the table's."""
+    above = parent(use)
+    if not isinstance(use, ast.Call) or not isinstance(above, ast.Attribute) or above.attr != "index":
+        return None
+    if use.args or use.keywords:
+        return None
+    message = 'the index of torch.device("tpu") is None; torch.accelerator knows the one in use'
+    fix = Fix((ctx.edit(above, f"{name('torch')}.accelerator.current_device_index()"),))
+    return Report(above, message, fix, claims=(use,))
 
 
-def _unused_import(node: ast.Import | ast.ImportFrom, ctx: Context) -> Iterator[Report]:
-    """An import of torch_xla of which no name is used: it was there to register the device."""
-    if packages(node) != {"torch_xla"}:
-        return
-    plain = isinstance(node, ast.Import)
-    bound = [alias.asname or (alias.name.partition(".")[0] if plain else alias.name) for alias in node.names]
-    if any(ctx.model.uses(item) for item in bound) or "*" in bound:
-        return
-    message = "torch_xla can't be installed beside torch_tpu"
-    if any(isinstance(above, ast.Try | ast.If) for above in parents(node)):
-        yield Report(node, message, unfixed="the import is guarded: decide what the other arm is for", severity="info")
-    else:
-        yield Report(node, message, Fix(deletes=(node,)))
+@handles("XLA102", *_WORLD, *_RANKS, f"{XM}.is_master_ordinal")
+def _rank(use: Use, ctx: Context) -> Report | None:
+    """Questions about ranks, which need no process group where there is one process."""
+    if not isinstance(use, ast.Call) or processes(ctx) != "one":
+        return None
+    called = ctx.qualname(use.func)
+    answer = "1" if called in _WORLD else "0" if called in _RANKS else "True"
+    return Report(use, f"`{called}`: this program has one process", Fix((ctx.edit(use, answer),)))
+
+
+@handles("XLA102", f"{XM}.rendezvous")
+def _rendezvous(use: Use, ctx: Context) -> Report | None:
+    """A meeting point, which one process does not need."""
+    stmt = parent(use)
+    if not isinstance(use, ast.Call) or processes(ctx) != "one" or not isinstance(stmt, ast.Expr):
+        return None
+    if not all(isinstance(item, ast.Constant) for item in use.args) or use.keywords:
+        return None
+    return Report(use, "this program has one process, which waits for no other", deleted(stmt))
+
+
+@finds("XLA102")
+def _by_string(ctx: Context) -> Iterator[Report]:
+    """Modules that are loaded, or looked for, by a string."""
+    for call in ctx.model.nodes(ast.Call):
+        module = call.args[0] if call.args else None
+        if ctx.qualname(call.func) not in _LOADING or not isinstance(module, ast.Constant):
+            continue
+        if isinstance(module.value, str) and module.value.partition(".")[0] == "torch_xla":
+            message = "torch_xla can't be installed beside torch_tpu: it is not found there"
+            yield Report(call, message, unfixed="decide what this does with torch_tpu", severity="warning")
+
+
+@finds("XLA102")
+def _imports(ctx: Context) -> Iterator[Report]:
+    """Imports of torch_xla that leave nothing to report: unused, or of everything."""
+    for node in ctx.model.imports():
+        if packages(node) != {"torch_xla"}:
+            continue
+        plain = isinstance(node, ast.Import)
+        bound = [alias.asname or (alias.name.partition(".")[0] if plain else alias.name) for alias in node.names]
+        message = "torch_xla can't be installed beside torch_tpu"
+        if "*" in bound:
+            yield Report(node, message, unfixed="which names are torch_xla's is not clear: import them by name")
+        elif any(ctx.model.uses(item) for item in bound):
+            continue
+        elif any(isinstance(above, ast.Try | ast.If) for above in parents(node)):
+            why = "the import is guarded: decide what the other arm is for"
+            yield Report(node, message, unfixed=why, severity="info")
+        else:
+            yield Report(node, message, deleted(node))

@@ -99,6 +99,7 @@ ANOTHER_TEXT = {
     "DIST-02": "rank and world size are left to the launcher",
     "DIST-04": "gradient_as_bucket_view stays",
     "DIST-09": "rank and world size are left to the launcher",
+    "DYN-02": "TorchTPU needs no masked_fill_ for numbers",
     "TOOL-03": "gradient_as_bucket_view stays",
     "TOOL-08": "torch_xla has no cache to empty",
 }

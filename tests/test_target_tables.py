@@ -178,10 +178,10 @@ def test_rows_follow_the_schema(target: str) -> None:
 
 
 def test_rules_report_their_own_names(target: str) -> None:
-    own = {"torch_xla": "XLA101", "torch_tpu": "XLA102"}[target]
+    own = {"torch_xla": {"XLA101"}, "torch_tpu": {f"XLA10{number}" for number in (2, 3, 4, 5, 6, 8)}}[target]
     for name, row in table(target).items():
         if name.startswith("torch_xla."):
-            assert row.rule == own, name
+            assert row.rule in own, name
         else:
             assert row.rule == "" or row.rule.startswith("TPU"), name
 

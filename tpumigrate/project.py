@@ -15,6 +15,14 @@ _FLAGS = {
     "ddp": re.compile(rb"\bDistributedDataParallel\b|\bFullyShardedDataParallel\b|\bfully_shard\b"),
     "process_group": re.compile(rb"\binit_process_group\b"),
     "launch": re.compile(rb"\btorch_xla\.launch\b|\b(?:xmp|mp|multiprocessing)\.spawn\b"),
+    "replicated": re.compile(
+        rb"\bxla_multiprocessing\b|\buse_spmd\b|\bmark_sharding\b|\bXLA_USE_SPMD\b|\bAccelerator\(|\bTrainer\("
+        rb"|\bnotebook_launcher\b|\bdef _mp_fn\b|^[ \t]*(?:import|from)[ \t]+(?:pytorch_)?lightning\b",
+        re.MULTILINE,
+    ),
+    "compilation_cache": re.compile(
+        rb"\binitialize_cache\b|\bXLA_PERSISTENT_CACHE_PATH\b|\bTORCH_TPU_TIER[23]_COMPILATION_CACHE"
+    ),
 }
 
 
@@ -26,6 +34,8 @@ class Project:
     int_options: destinations of command line options with type=int
     torch, ddp, process_group, launch: whether any file imports torch, wraps a model, initialises a process group,
         launches replicas
+    replicated: whether any file has the program on several devices by other means: SPMD, a trainer of a library
+    compilation_cache: whether any file configures a cache of compiled programs that outlives the process
     """
 
     foreign_cuda: frozenset[str] = frozenset()
@@ -34,6 +44,8 @@ class Project:
     ddp: bool = False
     process_group: bool = False
     launch: bool = False
+    replicated: bool = False
+    compilation_cache: bool = False
 
 
 @dataclass
