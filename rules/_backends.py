@@ -7,11 +7,10 @@ import functools
 import re
 
 from tpumigrate.edits import Edit, load, name, replace
-from tpumigrate.model import arguments, default_of, function, parent, parents
-from tpumigrate.names import FUNCTIONS
+from tpumigrate.model import arguments, callable_around, default_of, function, parent
 from tpumigrate.rule import Context
 
-from ._devices import quote
+from ._devices import is_option, quote
 from ._distributed import INIT, calls_of, function_called
 from ._xla_whole import stays_on_xla
 
@@ -118,7 +117,7 @@ def _bound(node: ast.AST, value: ast.expr | None, kind: str, ctx: Context, depth
 
 def _parameter(node: ast.arg, ctx: Context, depth: int) -> str:
     """What a parameter is: its default, if every call in the file that passes it agrees."""
-    owner = next((above for above in parents(node) if isinstance(above, FUNCTIONS)), None)
+    owner = callable_around(node)
     default = default_of(owner, node) if owner is not None else None
     if default is None or not isinstance(owner, ast.FunctionDef):
         return ""
@@ -141,10 +140,6 @@ def option_named(dest: str, ctx: Context) -> ast.Call | None:
         if is_option(call) and option_dest(call) == dest:
             return call
     return None
-
-
-def is_option(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr in ("add_argument", "add_option", "option")
 
 
 def option_dest(call: ast.Call) -> str:

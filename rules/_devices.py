@@ -88,6 +88,12 @@ def quote(text: str) -> str:
     return "'" if text.lstrip("fFrRbBuU").startswith("'") else '"'
 
 
+def quote_in(node: ast.AST, ctx: Context) -> str:
+    """The quotation mark that the strings inside an expression are written with."""
+    strings = [item for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    return quote(ctx.text(strings[0])) if strings else '"'
+
+
 def in_device_position(node: ast.expr, ctx: Context) -> bool | None:
     """Whether a string at this place is used as a device: True, None when it may be, False when it is not."""
     place: ast.AST = node
@@ -126,7 +132,7 @@ def _keyword_position(keyword: ast.keyword, ctx: Context) -> bool | None:
     name = ctx.qualname(call.func)
     if name in SPECIAL_CALLS:
         return False
-    if keyword.arg == "default" and _is_option(call):
+    if keyword.arg == "default" and _is_device_option(call):
         return True
     if not is_device_name(keyword.arg) and not (keyword.arg == "type" and name == "torch.device"):
         return False
@@ -136,16 +142,16 @@ def _keyword_position(keyword: ast.keyword, ctx: Context) -> bool | None:
     return None  # another library's idea of a device
 
 
-def _is_option(call: ast.Call) -> bool:
-    func = call.func
-    return (
-        isinstance(func, ast.Attribute)
-        and func.attr in ("add_argument", "add_option", "option")
-        and any(
-            is_device_name(arg.value.strip("-").replace("-", "_"))
-            for arg in call.args
-            if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
-        )
+def is_option(call: ast.Call) -> bool:
+    """Whether a call declares an option of a command line."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr in ("add_argument", "add_option", "option")
+
+
+def _is_device_option(call: ast.Call) -> bool:
+    return is_option(call) and any(
+        is_device_name(arg.value.strip("-").replace("-", "_"))
+        for arg in call.args
+        if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
     )
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpumigrate.model import parent, parents
+from tpumigrate.model import call_of, parents
 from tpumigrate.names import FUNCTIONS, Binding
 from tpumigrate.rule import Context
 
@@ -130,16 +130,11 @@ def function_named(node: ast.expr, ctx: Context) -> ast.FunctionDef | None:
 def calls_of(function: ast.FunctionDef, ctx: Context) -> Iterator[ast.Call]:
     """Calls by plain name of a function of this file."""
     for use in ctx.model.uses(function.name):
-        above = parent(use)
-        if isinstance(above, ast.Call) and above.func is use and function_named(use, ctx) is function:
-            yield above
+        call = call_of(use)
+        if call is not None and function_named(use, ctx) is function:
+            yield call
 
 
 def keyword_of(call: ast.Call, value: ast.expr) -> ast.expr | ast.keyword:
     """The argument that passes `value`: its keyword when it has one."""
     return next((item for item in call.keywords if item.value is value), value)
-
-
-def has_stars(call: ast.Call) -> bool:
-    """Whether arguments are passed on with `*args` or `**kwargs`."""
-    return any(isinstance(arg, ast.Starred) for arg in call.args) or any(item.arg is None for item in call.keywords)

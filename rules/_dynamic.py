@@ -7,13 +7,14 @@ that have no other arrays, what is compared or inverted to index with.
 from __future__ import annotations
 
 import ast
-import weakref
+import functools
 from collections.abc import Iterator
 
-from tpumigrate.model import class_of, function, packages, parent, parents, statement
+from tpumigrate.model import class_of, function, packages, parents, statement
 from tpumigrate.names import Binding
 from tpumigrate.rule import Context
 
+from ._devices import is_annotation
 from ._hot import hot, throttled
 
 _OTHER_ARRAYS = frozenset(
@@ -308,15 +309,10 @@ class Evidence:
         return any(made) and False not in made
 
 
-_KNOWN: weakref.WeakKeyDictionary[Context, Evidence] = weakref.WeakKeyDictionary()
-
-
+@functools.lru_cache(maxsize=1)
 def evidence(ctx: Context) -> Evidence:
     """The evidence of a file, gathered once."""
-    known = _KNOWN.get(ctx)
-    if known is None:
-        known = _KNOWN[ctx] = Evidence(ctx)
-    return known
+    return Evidence(ctx)
 
 
 def dotted(node: ast.AST) -> str:
@@ -465,22 +461,9 @@ def _is_host_name(name: str) -> bool:
 
 def severity(node: ast.AST, ctx: Context) -> str:
     """The severity of a data-dependent shape where it stands, "" where nothing should be said of it."""
-    if _is_annotation(node) or _is_host_statement(node, ctx):
+    if is_annotation(node) or _is_host_statement(node, ctx):
         return ""
     return {"hot": "warning", "": "info", "host": ""}[place(node, ctx)]
-
-
-def _is_annotation(node: ast.AST) -> bool:
-    child = node
-    for above in parents(node):
-        if isinstance(above, ast.arg):
-            return True
-        if child is getattr(above, "annotation", None) or child is getattr(above, "returns", None):
-            return True
-        if isinstance(above, ast.stmt):
-            return False
-        child = above
-    return False
 
 
 def _is_host_statement(node: ast.AST, ctx: Context) -> bool:
@@ -490,9 +473,3 @@ def _is_host_statement(node: ast.AST, ctx: Context) -> bool:
         return True
     call = stmt.value if isinstance(stmt, ast.Expr) else None
     return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print"
-
-
-def call_of(attribute: ast.AST) -> ast.Call | None:
-    """The call of `receiver.name` when that is what calls it."""
-    above = parent(attribute)
-    return above if isinstance(above, ast.Call) and above.func is attribute else None

@@ -50,10 +50,7 @@ def _flag(question: ast.expr) -> ast.Name | ast.Attribute | None:
 
 def _flag_uses(flag: ast.Name | ast.Attribute, ctx: Context) -> Iterator[ast.expr]:
     if isinstance(flag, ast.Name):
-        bindings = ctx.model.bindings(flag)
-        for use in ctx.model.uses(flag.id):
-            if ctx.model.bindings(use) == bindings:
-                yield use
+        yield from ctx.model.uses(flag.id, ctx.model.bindings(flag))
     else:
         text = ctx.text(flag)
         for node in ctx.model.nodes(ast.Attribute):

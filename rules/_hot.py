@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
-from tpumigrate.model import LOOPS, block, class_of, loops, parent, parents
+from tpumigrate.model import LOOPS, before, class_of, loops, parent, parents
 from tpumigrate.names import FUNCTIONS
 from tpumigrate.rule import Context
 
@@ -128,7 +127,7 @@ class _Paths:
 
     def _find_training(self) -> None:
         for call in self._ctx.model.nodes(ast.Call):
-            if not (_is_backward(call) or is_optimizer_step(call, self._ctx)) or _in_optimizer(call):
+            if not (_is_backward(call) or is_optimizer_step(call, self._ctx)) or in_optimizer(call):
                 continue
             self._add_training(call)
 
@@ -180,14 +179,9 @@ class _Paths:
                         break
 
 
-_KNOWN: WeakKeyDictionary[Context, _Paths] = WeakKeyDictionary()
-
-
+@functools.lru_cache(maxsize=1)
 def _paths(ctx: Context) -> _Paths:
-    known = _KNOWN.get(ctx)
-    if known is None:
-        known = _KNOWN[ctx] = _Paths(ctx)
-    return known
+    return _Paths(ctx)
 
 
 # -- calls -------------------------------------------------------------------------------------------------
@@ -225,11 +219,11 @@ def _is_backward(call: ast.Call) -> bool:
     return isinstance(func, ast.Attribute) and func.attr in ("backward", "manual_backward")
 
 
-def _in_optimizer(call: ast.Call) -> bool:
+def in_optimizer(call: ast.Call) -> bool:
     """Whether a step is the inside of an optimizer or loss scaler of the project's own."""
     owner = class_of(call)
     methods = {item.name for item in owner.body if isinstance(item, ast.FunctionDef)} if owner else set()
-    return bool(methods) and ({"step", "zero_grad"} <= methods or {"step", "state_dict"} <= methods)
+    return {"step", "zero_grad"} <= methods or {"step", "state_dict"} <= methods
 
 
 def _region(call: ast.AST) -> Loop | Function | None:
@@ -336,15 +330,7 @@ def _is_number(node: ast.expr) -> bool:
 
 def _after_rare_continue(stmt: ast.stmt) -> bool:
     """Whether `if step % n: continue` stands before a statement in its block."""
-    siblings = block(stmt)
-    return any(_skips(item) for item in _before(siblings, stmt))
-
-
-def _before(siblings: list[ast.stmt], stmt: ast.stmt) -> Iterator[ast.stmt]:
-    for item in siblings:
-        if item is stmt:
-            return
-        yield item
+    return any(_skips(item) for item in before(stmt))
 
 
 def _skips(stmt: ast.stmt) -> bool:

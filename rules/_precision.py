@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, argument_span, call_parentheses, name, rename_method
-from tpumigrate.model import function, parent, parents
+from tpumigrate.model import function, parents
 from tpumigrate.rule import Context
 
 FLOAT16 = frozenset({"torch.float16", "torch.half"})
@@ -83,11 +83,6 @@ def looks_only(node: ast.AST) -> bool:
 
 def is_constant(node: ast.expr | None, value: object) -> bool:
     return isinstance(node, ast.Constant) and node.value is value
-
-
-def is_called(node: ast.AST) -> bool:
-    above = parent(node)
-    return isinstance(above, ast.Call) and above.func is node
 
 
 def in_handler(node: ast.AST) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from tpumigrate.edits import Fix, replace, template, unwrap_with
-from tpumigrate.model import parent
+from tpumigrate.model import call_of, parent
 from tpumigrate.rule import Context, Report
 from tpumigrate.tables import Row
 
@@ -32,7 +32,7 @@ def table_reports(node: ast.Call | ast.Attribute | ast.Name, ctx: Context, code:
 
 def _reference_row(node: ast.Attribute | ast.Name, ctx: Context) -> Row | None:
     above = parent(node)
-    if isinstance(above, ast.Call) and above.func is node:
+    if call_of(node):
         return None  # the call speaks
     if isinstance(above, ast.Attribute) and ctx.qualname(above) in ctx.table:
         return None  # a longer name speaks

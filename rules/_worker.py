@@ -6,8 +6,7 @@ import ast
 from dataclasses import dataclass, field
 
 from tpumigrate.edits import Edit, name
-from tpumigrate.model import arguments, parent, parents, statement
-from tpumigrate.names import FUNCTIONS
+from tpumigrate.model import arguments, callable_around, parent, statement
 from tpumigrate.rule import Context
 
 from ._distributed import assigned, function_named, is_device_count
@@ -74,7 +73,7 @@ def _uses(call: ast.Call, count: ast.expr, counted: ast.expr | None, ctx: Contex
             for item in ctx.model.nodes(ast.Call)
             if counted is count
             and is_device_count(item, ctx)
-            and owner_of(item) is owner_of(call)
+            and callable_around(item) is callable_around(call)
             and item not in inside
         ]
         return None if others else inside
@@ -87,10 +86,6 @@ def _uses(call: ast.Call, count: ast.expr, counted: ast.expr | None, ctx: Contex
 
 def _is_same(node: ast.expr, count: ast.expr, ctx: Context) -> bool:
     return type(node) is type(count) and ctx.text(node) == ctx.text(count)
-
-
-def owner_of(node: ast.AST) -> ast.AST | None:
-    return next((above for above in parents(node) if isinstance(above, FUNCTIONS)), None)
 
 
 def _move_use(
@@ -121,12 +116,12 @@ def _move_use(
 
 def _is_read(target: ast.Attribute, stmt: ast.stmt, ctx: Context) -> bool:
     """Whether the parent reads the field that it sets."""
-    owner = owner_of(stmt)
+    owner = callable_around(stmt)
     return any(
         item.attr == target.attr
         and item is not target
         and ctx.text(item) == ctx.text(target)
-        and owner_of(item) is owner
+        and callable_around(item) is owner
         for item in ctx.model.nodes(ast.Attribute)
     )
 

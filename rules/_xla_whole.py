@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tpumigrate.edits import Fix
-from tpumigrate.model import packages, parent, parents
+from tpumigrate.model import call_of, has_stars, packages, parent, parents
 from tpumigrate.rule import Context, Report
 
-from ._distributed import DDP, function_named, has_stars
+from ._distributed import DDP, function_named
 from ._table import call_report, reference_report
 
 Use = ast.Call | ast.Attribute | ast.Name
@@ -116,7 +116,7 @@ def _uses(ctx: Context) -> Iterator[tuple[Use, str]]:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             continue  # a binding, of `except ImportError: xm = None`
         name = names[0] if len(ctx.model.qualnames(node)) == 1 else ""
-        yield (above if isinstance(above, ast.Call) and above.func is node else node), name
+        yield call_of(node) or node, name
 
 
 def _about(use: Use, name: str, ctx: Context) -> Iterator[tuple[str, Report]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tpumigrate.edits import Edit, Fix, add_argument, argument_span, name, rename_method
-from tpumigrate.model import parent
+from tpumigrate.model import call_of, has_stars, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import device_string
@@ -20,7 +20,6 @@ from ._precision import (
     before_arguments,
     halves_to_bfloat16,
     in_handler,
-    is_called,
     is_constant,
     values,
 )
@@ -257,7 +256,7 @@ def _quoted(ctx: Context) -> str:
 
 def _reference(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Report]:
     """CUDA's autocast as a value, where the arguments it will get are not known."""
-    if not isinstance(node.ctx, ast.Load) or is_called(node) or isinstance(parent(node), ast.Attribute | ast.Compare):
+    if not isinstance(node.ctx, ast.Load) or call_of(node) or isinstance(parent(node), ast.Attribute | ast.Compare):
         return
     if ctx.qualname(node) not in CUDA_AUTOCAST | XLA_AUTOCAST:
         return
@@ -271,15 +270,10 @@ def _reference(node: ast.Attribute | ast.Name, ctx: Context) -> Iterator[Report]
     )
 
 
-def _is_open(call: ast.Call) -> bool:
-    """Whether a call has arguments that its text does not name."""
-    return any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords)
-
-
 def _cuda_style(call: ast.Call, ctx: Context) -> Report:
     """`torch.cuda.amp.autocast(enabled, dtype, cache_enabled)`."""
     message = f"{_CUDA}; it is `torch.autocast({_quoted(ctx)}, dtype=torch.bfloat16)`"
-    if _is_open(call) or len(call.args) > 3:
+    if has_stars(call) or len(call.args) > 3:
         return Report(call, message, unfixed="its arguments are passed on by star: name them")
     edits = [ctx.edit(call.func, name("torch") + ".autocast")]
     if call.args or call.keywords:
@@ -302,7 +296,7 @@ def _xla_style(call: ast.Call, ctx: Context) -> Report:
     """`torch_xla.amp.autocast(device, enabled, dtype, cache_enabled)`, which fails off the TPU."""
     message = f"`torch_xla.amp.autocast` is retired; it is `torch.autocast({_quoted(ctx)}, dtype=torch.bfloat16)`"
     device = ctx.arg(call, "device", 0)
-    if _is_open(call) or device is None:
+    if has_stars(call) or device is None:
         return Report(call, message, unfixed="its arguments are passed on by star: name them")
     edits = [ctx.edit(call.func, name("torch") + ".autocast")]
     if call.args:

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, add_argument, call_parentheses, name, remove_arguments
-from tpumigrate.model import parent, statement
+from tpumigrate.model import call_of, has_stars, parent, statement
 from tpumigrate.rule import Context, Report, rule
 
 from ._devices import device_text, quote
-from ._precision import before_arguments, is_called, is_constant
+from ._precision import before_arguments, is_constant
 from ._scaler import ANY_SCALER, CUDA_SCALERS, SCALERS, XLA_SCALERS, Stays, removal
 from ._xla_whole import STAYS, stays_on_xla
 
@@ -236,7 +236,7 @@ def _is_value(node: ast.AST) -> bool:
             "issubclass",
             "cast",
         )
-    return isinstance(above, ast.Assign | ast.keyword | ast.Dict | ast.IfExp | ast.Return) and not is_called(node)
+    return isinstance(above, ast.Assign | ast.keyword | ast.Dict | ast.IfExp | ast.Return) and not call_of(node)
 
 
 def _construction(call: ast.Call, ctx: Context) -> Iterator[Report]:
@@ -252,7 +252,7 @@ def _construction(call: ast.Call, ctx: Context) -> Iterator[Report]:
     device = None if old else ctx.arg(call, "device", 0)
     if _is_elsewhere(device, ctx):
         return
-    if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
+    if has_stars(call):
         yield Report(call, _message(ctx), unfixed="its arguments are passed on by star: pass `enabled=False`")
         return
     if names & XLA_SCALERS and stays_on_xla(ctx):

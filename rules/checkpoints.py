@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, add_argument
-from tpumigrate.model import parent, parents
+from tpumigrate.model import has_stars, parent, parents
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import is_pure
-from ._devices import device_text, is_device_name, quote
+from ._devices import device_text, is_device_name, quote, quote_in
 from ._distributed import assigned
 
 _LOADS = {
@@ -247,9 +247,7 @@ def _moves_to_cuda(body: ast.expr, ctx: Context) -> bool:
 
 def _only_locates(node: ast.Name, ctx: Context) -> bool:
     """Whether a variable is used as `map_location` alone."""
-    bindings = ctx.model.bindings(node)
-    uses = [use for use in ctx.model.uses(node.id) if ctx.model.bindings(use) == bindings]
-    return all(_is_location(use, ctx) for use in uses)
+    return all(_is_location(use, ctx) for use in ctx.model.uses(node.id, ctx.model.bindings(node)))
 
 
 def _is_location(use: ast.Name, ctx: Context) -> bool:
@@ -297,7 +295,7 @@ def _string_in(node: ast.expr, ctx: Context) -> str:
 
 
 def _without_location(call: ast.Call, location: ast.expr | None, ctx: Context) -> Iterator[Report]:
-    if any(keyword.arg is None for keyword in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args):
+    if has_stars(call):
         return
     message = 'a checkpoint that was written on a GPU cannot be loaded here without `map_location="cpu"`'
     if location is not None:
@@ -309,8 +307,7 @@ def _without_location(call: ast.Call, location: ast.expr | None, ctx: Context) -
 
 
 def _quoted(text: str, call: ast.Call, ctx: Context) -> str:
-    strings = [item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
-    mark = quote(ctx.text(strings[0])) if strings else '"'
+    mark = quote_in(call, ctx)
     return f"{mark}{text}{mark}"
 
 
@@ -348,11 +345,8 @@ def _uses_after(target: ast.Name, ctx: Context) -> list[ast.Name]:
     """Readings of a variable below its assignment, in the same function."""
     end = ctx.source.span(target)[1]
     scopes = {id(above) for above in parents(target) if isinstance(above, ast.FunctionDef | ast.Module)}
-    bindings = ctx.model.bindings(target)
     return [
         use
-        for use in ctx.model.uses(target.id)
-        if ctx.source.span(use)[0] > end
-        and ctx.model.bindings(use) == bindings
-        and any(id(above) in scopes for above in parents(use))
+        for use in ctx.model.uses(target.id, ctx.model.bindings(target))
+        if ctx.source.span(use)[0] > end and any(id(above) in scopes for above in parents(use))
     ]

@@ -6,12 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Fix, remove_arguments
+from tpumigrate.model import has_stars
 from tpumigrate.rule import Context, Report, rule
 
 from ._backends import BACKEND, NCCL_AVAILABLE, migrated
 from ._common import is_pure
 from ._devices import in_test_decorator
-from ._distributed import has_stars, keyword_of
+from ._distributed import keyword_of
 
 _BARRIER = ("torch.distributed.barrier", "torch.distributed.distributed_c10d.barrier")
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, add_argument, name, remove_arguments, replace
-from tpumigrate.model import parent
+from tpumigrate.model import call_of, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._xla_whole import STAYS, stays_on_xla
@@ -234,7 +234,7 @@ def inference_mode(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) -> I
             yield Report(node, message, unfixed="write torch.set_grad_enabled by hand")
         return
     above = parent(node)
-    if isinstance(above, ast.Call) and above.func is node:
+    if call_of(node):
         return
     if isinstance(above, ast.FunctionDef | ast.AsyncFunctionDef) and node in above.decorator_list:
         yield Report(node, message, Fix((replace(ctx.source, node, f"{name('torch')}.no_grad()"),)))

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, add_argument, argument_span, name
-from tpumigrate.model import parent
+from tpumigrate.model import call_of, has_stars, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import device_string
 from ._devices import device_text, quote
-from ._precision import CUSTOM_FORWARD_BACKWARD, halves_to_bfloat16, is_called
+from ._precision import CUSTOM_FORWARD_BACKWARD, halves_to_bfloat16
 
 
 @rule("TPU205", "custom-autograd-amp", anchors=("custom_fwd", "custom_bwd"))
@@ -164,7 +164,7 @@ def custom_autograd_amp(node: ast.Call | ast.Attribute | ast.Name, ctx: Context)
     """
     if isinstance(node, ast.Call):
         yield from _call(node, ctx)
-    elif not is_called(node) and isinstance(node.ctx, ast.Load) and _old(ctx.qualname(node)):
+    elif not call_of(node) and isinstance(node.ctx, ast.Load) and _old(ctx.qualname(node)):
         yield from _bare(node, ctx)
 
 
@@ -198,7 +198,7 @@ def _call(call: ast.Call, ctx: Context) -> Iterator[Report]:
         if not _old(called):
             yield from _device(call, called, ctx)
     elif _old(called):
-        if any(isinstance(item, ast.Starred) for item in call.args) or any(item.arg is None for item in call.keywords):
+        if has_stars(call):
             yield Report(call, _message(called, ctx), unfixed="its arguments are passed on by star: name them")
             return
         edits = [ctx.edit(call.func, f"{name('torch')}.amp.{called.rpartition('.')[2]}")]

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix
-from tpumigrate.model import class_of, parent, parents
+from tpumigrate.model import class_of, has_stars, parent, parents
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import is_pure
-from ._distributed import DDP, has_stars
+from ._distributed import DDP
 
 _DATA_PARALLEL = "torch.nn.DataParallel"
 _FUNCTIONS = frozenset(

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, add_argument, name, remove_arguments
-from tpumigrate.model import argument, parent
+from tpumigrate.model import argument, call_of, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import is_pure
-from ._dynamic import call_of, evidence, same_shape, severity
+from ._dynamic import evidence, same_shape, severity
 
 _ANCHORS = ("[", "masked_select")
 _LARGEST_HALF = 65504

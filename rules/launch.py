@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, name, remove_arguments
-from tpumigrate.model import block, parent, statement
+from tpumigrate.model import block, callable_around, has_stars, parent, statement
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import is_pure
-from ._distributed import has_stars, is_device_count, keyword_of
-from ._worker import Move, counted_by, is_simple_line, moved, owner_of
+from ._distributed import is_device_count, keyword_of
+from ._worker import Move, counted_by, is_simple_line, moved
 
 _SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 _SET_ENV = "set_tpu_launch_env"
@@ -314,7 +314,7 @@ def _touched_before(call: ast.Call, ctx: Context) -> Iterator[Report]:
     for item in ctx.model.nodes(ast.Call):
         if ctx.source.span(item)[0] >= end:
             return
-        if ctx.qualname(item.func) in _TOUCHES and owner_of(item) in (owner_of(call), None):
+        if ctx.qualname(item.func) in _TOUCHES and callable_around(item) in (callable_around(call), None):
             message = '`torch_xla.launch` raises "Runtime is already initialized" if this has run before it'
             yield Report(item, message, unfixed="do it in the launched function")
             return

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Fix, add_argument, remove_arguments
+from tpumigrate.model import has_stars
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import is_pure
-from ._distributed import DDP, has_stars, keyword_of
+from ._distributed import DDP, keyword_of
 
 
 @rule("TPU302", "ddp-arguments", anchors=("device_ids", "output_device", "DistributedDataParallel"))

@@ -254,8 +254,7 @@ def _is_dtype_target(target: ast.expr, ctx: Context) -> bool:
 
 
 def _uses(target: ast.Name, ctx: Context) -> list[ast.Name]:
-    bindings = ctx.model.bindings(target)
-    return [use for use in ctx.model.uses(target.id) if ctx.model.bindings(use) is bindings]
+    return ctx.model.uses(target.id, ctx.model.bindings(target))
 
 
 def _is_dtype_use(use: ast.Name, ctx: Context) -> bool:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, add_argument, argument_span, load, remove_arguments, replace
-from tpumigrate.model import parent
+from tpumigrate.model import has_stars, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._backends import (
@@ -21,7 +21,6 @@ from ._backends import (
     comes_from_xla,
     is_backend_place,
     is_choice_by_cuda,
-    is_option,
     is_xla_url,
     literal_edits,
     migrated,
@@ -30,8 +29,8 @@ from ._backends import (
     positional_is_backend,
 )
 from ._common import imports_torch, is_pure
-from ._devices import in_test_decorator, option_choices, quote
-from ._distributed import INIT, function_called, has_stars, keyword_of
+from ._devices import in_test_decorator, is_option, option_choices, quote, quote_in
+from ._distributed import INIT, function_called, keyword_of
 
 # Parameters of init_process_group after which xla:// takes over, with their positions.
 _FROM_RUNTIME = (("world_size", 3), ("rank", 4), ("store", 5), ("device_id", 8))
@@ -324,7 +323,7 @@ def _rewired(
     call: ast.Call, backend: ast.expr | None, method: ast.expr | None, gone: list[ast.expr], ctx: Context
 ) -> list[Edit]:
     """Edits that give a call the backend and "xla://" in place of what the runtime answers."""
-    mark = _quote_in(call, ctx)
+    mark = quote_in(call, ctx)
     url = f"{mark}xla://{mark}"
     edits = literal_edits(backend, ctx) if backend is not None else []
     if backend is None or (isinstance(backend, ast.Constant) and backend.value is None):
@@ -347,12 +346,6 @@ def _rewired(
     if leaving:
         edits.extend(remove_arguments(ctx.source, call, leaving))
     return edits
-
-
-def _quote_in(call: ast.Call, ctx: Context) -> str:
-    """The quotation mark that the strings of a call are written with."""
-    strings = [item for item in ast.walk(call) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
-    return quote(ctx.text(strings[0])) if strings else '"'
 
 
 def _is_parameter(node: ast.expr | None, ctx: Context) -> bool:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Fix, name, replace
-from tpumigrate.model import block, parent
+from tpumigrate.model import before, block, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._devices import device_text
@@ -156,9 +156,8 @@ def _seed(node: ast.Call, ctx: Context) -> Iterator[Report]:
     if isinstance(stmt, ast.Expr) and len(node.args) == 1 and not node.keywords:
         value = ctx.text(node.args[0])
         siblings = block(stmt)
-        before = siblings[: siblings.index(stmt)]
         others = {ctx.qualname(call.func) for call in _seed_calls(siblings) if ctx.text(call.args[0]) == value}
-        earlier = {ctx.qualname(call.func) for call in _seed_calls(before) if ctx.text(call.args[0]) == value}
+        earlier = {ctx.qualname(call.func) for call in _seed_calls(before(stmt)) if ctx.text(call.args[0]) == value}
         seeded = "torch.manual_seed" in others if not ctx.xla else "torch_xla.manual_seed" in others
         if seeded or earlier & set(_SEEDS):
             yield Report(node, message, Fix(deletes=(stmt,)))

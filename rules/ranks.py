@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpumigrate.model import block, parent, parents
+from tpumigrate.model import before, parent, parents
 from tpumigrate.names import FUNCTIONS
 from tpumigrate.rule import Context, Report, rule
 
@@ -167,7 +167,7 @@ def _after_step(guard: ast.stmt, ctx: Context) -> bool:
     """Whether an optimizer step, after which all ranks run the graph, or a barrier comes before `guard`."""
     stmt: ast.AST = guard
     while isinstance(stmt, ast.stmt) and not isinstance(stmt, FUNCTIONS):
-        for earlier in _earlier(stmt):
+        for earlier in before(stmt):
             if any(_runs_graph(item, ctx) for item in ast.walk(earlier) if isinstance(item, ast.Call)):
                 return True
         above = parent(stmt)
@@ -175,11 +175,6 @@ def _after_step(guard: ast.stmt, ctx: Context) -> bool:
         if isinstance(stmt, ast.Module):
             return False
     return False
-
-
-def _earlier(stmt: ast.stmt) -> list[ast.stmt]:
-    siblings = block(stmt)
-    return siblings[: siblings.index(stmt)] if stmt in siblings else []
 
 
 def _runs_graph(call: ast.Call, ctx: Context) -> bool:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, name
-from tpumigrate.model import parent
+from tpumigrate.model import call_of
 from tpumigrate.rule import Context, Report, rule
 
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
@@ -119,8 +119,7 @@ def activation_checkpointing(node: ast.Call | ast.Attribute | ast.Name, ctx: Con
     if isinstance(node, ast.Call):
         yield from _called(node, ctx)
         return
-    above = parent(node)
-    if (isinstance(above, ast.Call) and above.func is node) or not isinstance(node.ctx, ast.Load):
+    if call_of(node) or not isinstance(node.ctx, ast.Load):
         return
     found = ctx.qualname(node)
     if found in (_CHECKPOINT, _SEQUENTIAL):

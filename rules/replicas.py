@@ -6,10 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, add_argument, name
-from tpumigrate.model import block, parent
+from tpumigrate.model import block, has_stars, parent
 from tpumigrate.rule import Context, Report, rule
-
-from ._distributed import has_stars
 
 _SAMPLERS = frozenset({"torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler"})
 _STEP = "torch_xla.core.xla_model.optimizer_step"

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, add_argument, name
-from tpumigrate.model import arguments, function, parent
+from tpumigrate.model import arguments, function, has_stars, parent
 from tpumigrate.rule import Context, Report, rule
 
-from ._distributed import assigned, calls_of, has_stars, is_distributed, names_rank, rank_guard
+from ._distributed import assigned, calls_of, is_distributed, names_rank, rank_guard
 
 SAVES = frozenset({"torch.save", "torch.serialization.save"})
 # Objects whose state is made of plain numbers.

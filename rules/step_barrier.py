@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, name
-from tpumigrate.model import LOOPS, block, class_of, parent, parents, statement
+from tpumigrate.model import LOOPS, block, parent, parents, statement
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import imports_torch
+from ._hot import in_optimizer
 
 _OPTIMIZER_NAME = re.compile(r"(?:^|[._])(?:\w*opt(?:im(?:izer)?)?s?(?:_\w+)?|optimizer\w*)(?:\[.*\])?$", re.IGNORECASE)
 _LOADER_NAME = re.compile(r"loader|batches|dataset|data_iter|dl\b", re.IGNORECASE)
@@ -246,7 +247,7 @@ def _is_step(call: ast.Call, ctx: Context) -> bool:
     func = call.func
     if not isinstance(func, ast.Attribute) or func.attr != "step" or ctx.model.qualnames(func):
         return False
-    if not isinstance(parent(call), ast.Expr | ast.Assign) or _in_wrapper(call):
+    if not isinstance(parent(call), ast.Expr | ast.Assign) or in_optimizer(call):
         return False
     kind = ctx.kind(func.value)
     if kind == "scaler" or ("scaler" in ctx.text(func.value).lower() and len(call.args) == 1):
@@ -266,13 +267,6 @@ def _is_of_optimizers(node: ast.expr) -> bool:
 
 def _target_is(loop: ast.For, variable: str) -> bool:
     return isinstance(loop.target, ast.Name) and loop.target.id == variable
-
-
-def _in_wrapper(call: ast.Call) -> bool:
-    """Whether the step is the inside of an optimizer of the project's own, whose caller makes the steps."""
-    owner = class_of(call)
-    methods = {item.name for item in owner.body if isinstance(item, ast.FunctionDef)} if owner else set()
-    return {"step", "zero_grad"} <= methods or {"step", "state_dict"} <= methods
 
 
 def _region(call: ast.Call) -> Region:

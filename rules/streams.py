@@ -256,7 +256,7 @@ def _only_binding(stmt: ast.Assign, ctx: Context) -> Binding | None:
 
 
 def _uses(binding: Binding, ctx: Context) -> list[ast.Name]:
-    return [use for use in ctx.model.uses(binding.name) if ctx.model.bindings(use) == [binding]]
+    return ctx.model.uses(binding.name, [binding])
 
 
 # -- events ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, name, replace
-from tpumigrate.model import parent
+from tpumigrate.model import call_of, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._choices import CUDA_AVAILABLE, available
@@ -154,7 +154,7 @@ def cuda_tensor_type(node: ast.Call | ast.Attribute | ast.Name, ctx: Context) ->
         return
     dtype = _cuda_dtype(node, ctx)
     above = parent(node)
-    if not dtype or is_annotation(node) or (isinstance(above, ast.Call) and above.func is node):
+    if not dtype or is_annotation(node) or call_of(node):
         return
     alias = _alias_fix(node, ctx)
     if alias is not None:
@@ -251,12 +251,11 @@ def _alias_fix(node: ast.Attribute | ast.Name, ctx: Context) -> Fix | None:
     if len(bindings) != 1 or not device:
         return None
     edits: list[Edit] = []
-    for use in ctx.model.uses(bindings[0].name):
-        if ctx.model.bindings(use) == bindings:
-            edit = _alias_use(use, dtype, device, ctx)
-            if edit is None:
-                return None
-            edits.extend(edit)
+    for use in ctx.model.uses(bindings[0].name, bindings):
+        edit = _alias_use(use, dtype, device, ctx)
+        if edit is None:
+            return None
+        edits.extend(edit)
     return Fix(tuple(edits), deletes=(assign,)) if edits else None
 
 

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, name
-from tpumigrate.model import parent
+from tpumigrate.model import has_stars, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import is_pure
-from ._distributed import function_named, has_stars
+from ._distributed import function_named
 from ._precision import is_constant
 from ._worker import is_simple_line
 from ._xla_whole import Use, handles, settled

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tpumigrate.edits import Edit, Fix
-from tpumigrate.model import loops, parent, parents
-from tpumigrate.names import FUNCTIONS
+from tpumigrate.model import callable_around, loops, parent, parents
 from tpumigrate.rule import Context, Report, rule
 
 from ._distributed import calls_of, function_called
@@ -249,14 +248,14 @@ def _moved(whole: ast.Call, call: ast.Call, ctx: Context) -> _Moved | None:
 
 def _follow_name(target: ast.Name, stmt: ast.stmt, moved: _Moved, ctx: Context) -> bool:
     """Follow every reading of a variable after the statement that makes it a device loader."""
-    owner = _owner(stmt)
+    owner = callable_around(stmt)
     end = ctx.source.span(stmt)[1]
     bindings = ctx.model.bindings(target)
     later = [item for item in bindings if ctx.source.span(item.node)[0] > end]
     if later or any(item.kind not in ("assign", "param") for item in bindings):
         return False
-    uses = [use for use in ctx.model.uses(target.id) if ctx.model.bindings(use) == bindings]
-    uses = [use for use in uses if ctx.source.span(use)[0] > end or _owner(use) is not owner]
+    uses = ctx.model.uses(target.id, bindings)
+    uses = [use for use in uses if ctx.source.span(use)[0] > end or callable_around(use) is not owner]
     return all(_follow(use, moved, ctx, set()) for use in uses)
 
 
@@ -294,8 +293,7 @@ def _follow_argument(use: ast.expr, call: ast.Call, moved: _Moved, ctx: Context,
     scope = ctx.model.scopes[called].bindings.get(parameter.arg, [])
     if len(scope) != 1:
         return False
-    uses = [item for item in ctx.model.uses(parameter.arg) if ctx.model.bindings(item) == scope]
-    return all(_follow(item, moved, ctx, seen) for item in uses)
+    return all(_follow(item, moved, ctx, seen) for item in ctx.model.uses(parameter.arg, scope))
 
 
 def _parameter(use: ast.expr, call: ast.Call, called: ast.FunctionDef) -> ast.arg | None:
@@ -345,7 +343,3 @@ def _is_conditional(stmt: ast.stmt) -> bool:
         )
         for above in parents(stmt)
     )
-
-
-def _owner(node: ast.AST) -> ast.AST | None:
-    return next((above for above in parents(node) if isinstance(above, FUNCTIONS)), None)

@@ -6,12 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix, call_parentheses, name
-from tpumigrate.model import parent
+from tpumigrate.model import has_stars, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import imports_torch
 from ._devices import in_test_decorator, quote
-from ._distributed import has_stars
 from ._worker import is_simple_line
 from ._xla_whole import XM, Use, finds, handles, imports_xla, processes, settled
 from .predicates import is_device_text, is_device_type

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -506,19 +506,33 @@ def test_write_leaves_nothing_half_done(tmp_path: Path) -> None:
 def test_file_that_changes_while_it_is_fixed(tree: Path) -> None:
     """Somebody saves the file after it was read and before it is written: their text stays."""
     path = tree / "m" / "busy.py"
-    path.write_bytes(CUDA + b"y = 1\n" * 200_000)
-    command = [sys.executable, "-m", "tpumigrate", "fix", "m", *OPTIONS, "--apply"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tree, env=environment, stderr=subprocess.PIPE, text=True)
-    _wait_until_busy(path.parent)
-    path.write_bytes(b"import torch\n# saved by somebody\n")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2, errors
+    errors = _errors_of_fix(path, lambda: path.write_bytes(b"import torch\n# saved by somebody\n"))
     (message,) = lines_about(errors, "busy.py")
     assert "not changed: the file was written to while it was being fixed" in message
     assert path.read_bytes() == b"import torch\n# saved by somebody\n"
     assert (tree / "m" / "a.py").read_text() == (tree / "m" / "z.py").read_text() == FIXED
     assert sorted(item.name for item in path.parent.iterdir()) == ["a.py", "busy.py", "z.py"]
+
+
+def test_file_that_vanishes_while_it_is_fixed(tree: Path) -> None:
+    path = tree / "m" / "busy.py"
+    errors = _errors_of_fix(path, path.unlink)
+    assert len(lines_about(errors, "busy.py")) == 1
+    assert sorted(item.name for item in path.parent.iterdir()) == ["a.py", "z.py"]
+    assert (tree / "m" / "a.py").read_text() == (tree / "m" / "z.py").read_text() == FIXED
+
+
+def _errors_of_fix(path: Path, meanwhile: Callable[[], object]) -> str:
+    """Standard error of `fix --apply` on a folder in which `meanwhile` happens to a file that takes long to fix."""
+    path.write_bytes(CUDA + b"y = 1\n" * 200_000)
+    command = [sys.executable, "-m", "tpumigrate", "fix", path.parent.name, *OPTIONS, "--apply"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=path.parents[1], env=environment, stderr=subprocess.PIPE, text=True)
+    _wait_until_busy(path.parent)
+    meanwhile()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    return errors
 
 
 def _wait_until_busy(folder: Path) -> None:
@@ -527,18 +541,3 @@ def _wait_until_busy(folder: Path) -> None:
     while time.monotonic() < deadline and (folder / "a.py").read_text() != FIXED:
         time.sleep(0.01)
     time.sleep(0.3)
-
-
-def test_file_that_vanishes_while_it_is_fixed(tree: Path) -> None:
-    path = tree / "m" / "busy.py"
-    path.write_bytes(CUDA + b"y = 1\n" * 200_000)
-    command = [sys.executable, "-m", "tpumigrate", "fix", "m", *OPTIONS, "--apply"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tree, env=environment, stderr=subprocess.PIPE, text=True)
-    _wait_until_busy(path.parent)
-    path.unlink()
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2, errors
-    assert len(lines_about(errors, "busy.py")) == 1
-    assert sorted(item.name for item in path.parent.iterdir()) == ["a.py", "z.py"]
-    assert (tree / "m" / "a.py").read_text() == (tree / "m" / "z.py").read_text() == FIXED

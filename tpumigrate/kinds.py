@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 
-from tpumigrate.model import Model, argument, class_of, default_of, parent, parents
+from tpumigrate.model import Model, callable_around, class_of, default_of, parent, parents
 from tpumigrate.names import FUNCTIONS, Binding
 from tpumigrate.project import Project
 
@@ -244,7 +244,7 @@ class Kinds:
         values = [
             item.value
             for item in ast.walk(node)
-            if isinstance(item, ast.Return) and item.value is not None and _owner(item) is node
+            if isinstance(item, ast.Return) and item.value is not None and callable_around(item) is node
         ]
         return self._common([self.of(value) for value in values]) if values else ""
 
@@ -372,15 +372,3 @@ def _constant_kind(value: object) -> str:
     if isinstance(value, str):
         return "device_str" if value.split(":")[0] in DEVICE_WORD else "str"
     return {bool: "bool", int: "int", float: "float"}.get(type(value), "")
-
-
-def _owner(node: ast.AST) -> ast.AST | None:
-    for above in parents(node):
-        if isinstance(above, FUNCTIONS):
-            return above
-    return None
-
-
-def option_default(call: ast.Call) -> ast.expr | None:
-    """The default of an `add_argument` call."""
-    return argument(call, "default")

@@ -199,9 +199,10 @@ class Model:
         """Whether any scope of the module gives `name` a meaning."""
         return any(name in scope.bindings for scope in self.scopes.values())
 
-    def uses(self, name: str) -> list[ast.Name]:
-        """Every reading of the name `name`, whatever it means there."""
-        return [node for node in self.nodes(ast.Name) if node.id == name and isinstance(node.ctx, ast.Load)]
+    def uses(self, name: str, bindings: list[Binding] | None = None) -> list[ast.Name]:
+        """Every reading of the name `name`: whatever it means there, or only where it means `bindings`."""
+        found = [node for node in self.nodes(ast.Name) if node.id == name and isinstance(node.ctx, ast.Load)]
+        return found if bindings is None else [node for node in found if self.bindings(node) == bindings]
 
 
 # -- places ------------------------------------------------------------------------------------------------
@@ -235,6 +236,11 @@ def function(node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return above
     return None
+
+
+def callable_around(node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None:
+    """The innermost function or lambda around `node`; parameters, defaults and decorators count as inside."""
+    return next((above for above in parents(node) if isinstance(above, FUNCTIONS)), None)
 
 
 def class_of(node: ast.AST) -> ast.ClassDef | None:
@@ -278,6 +284,12 @@ def block(stmt: ast.stmt) -> list[ast.stmt]:
     return [stmt]
 
 
+def before(stmt: ast.stmt) -> list[ast.stmt]:
+    """The statements that stand before `stmt` in its block."""
+    siblings = block(stmt)
+    return siblings[: siblings.index(stmt)]
+
+
 def arguments(node: ast.AST) -> Iterator[ast.arg]:
     """Every parameter of a function or lambda."""
     args: ast.arguments = node.args  # type: ignore[attr-defined]
@@ -312,6 +324,17 @@ def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr
         if not any(isinstance(item, ast.Starred) for item in before):
             return call.args[position]
     return None
+
+
+def call_of(node: ast.AST) -> ast.Call | None:
+    """The call of which `node` is the function."""
+    above = parent(node)
+    return above if isinstance(above, ast.Call) and above.func is node else None
+
+
+def has_stars(call: ast.Call) -> bool:
+    """Whether arguments are passed on with `*args` or `**kwargs`."""
+    return any(isinstance(arg, ast.Starred) for arg in call.args) or any(item.arg is None for item in call.keywords)
 
 
 def _add_all(scope: Scope, bindings: Iterator[Binding]) -> None:
