@@ -14,6 +14,8 @@ _LITERAL = re.compile(r"(?P<type>cuda|xla)(?::(?P<index>\d+))?\Z")
 _OPEN = re.compile(r"(?P<type>cuda|xla):(?:\{\}|\{0\}|%d|%s|%i)?\Z")
 _DEVICE_NAME = re.compile(r"(?:^|_)(?:devices?|dev|device_?type|device_?str|device_?name)(?:_|\d|$)", re.IGNORECASE)
 _MOVES = ("to", "to_empty")
+# Methods of an operator made by torch.library.custom_op.
+_KERNEL_METHODS = frozenset({"register_kernel", "register_autocast", "set_kernel_enabled"})
 # Packages whose functions hand `device` on to torch.
 TORCH_FAMILY = frozenset(
     """torch torchvision torchaudio torchtext timm transformers diffusers accelerate peft einops lightning
@@ -134,12 +136,24 @@ def _keyword_position(keyword: ast.keyword, ctx: Context) -> bool | None:
         return False
     if keyword.arg == "default" and _is_device_option(call):
         return True
+    if name.startswith("torch.cuda."):
+        return False  # the call speaks, and if another one takes its place its arguments are looked at again
     if not is_device_name(keyword.arg) and not (keyword.arg == "type" and name == "torch.device"):
         return False
     root = name.partition(".")[0]
     if not name or name.startswith(".") or root in TORCH_FAMILY:
         return True
     return None  # another library's idea of a device
+
+
+def registers_kernel(node: ast.AST, ctx: Context) -> bool:
+    """Whether a text tells for which device an operator of the project's own gets a kernel (torch.library)."""
+    above = parent(node)
+    call = parent(above) if isinstance(above, ast.keyword) else above
+    if not isinstance(call, ast.Call) or node is call.func:
+        return False
+    last = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return ctx.qualname(call.func).startswith("torch.library.") or last in _KERNEL_METHODS
 
 
 def is_option(call: ast.Call) -> bool:
@@ -165,6 +179,8 @@ def _positional(node: ast.AST, call: ast.Call, ctx: Context) -> bool | None:
     if name in ("torch.device", "torch.set_default_device", "torch.get_autocast_dtype", "torch.is_autocast_enabled"):
         return position == 0
     if name == "torch.distributed.device_mesh.init_device_mesh":
+        return position == 0
+    if name.startswith(("torch.tpu.", "torch.accelerator.")):
         return position == 0
     func = call.func
     if isinstance(func, ast.Attribute):

@@ -249,6 +249,8 @@ def _device_argument(node: ast.Call, ctx: Context) -> ast.expr | None:
         known = ctx.kind(func.value) in ("tensor", "module")
         unknown = not ctx.kind(func.value) and imports_torch(ctx) and not ctx.project.foreign_cuda
         return argument(node, "device", 0) if known or unknown else None
+    if called.startswith("torch.cuda."):
+        return None  # the call speaks
     if called.startswith(("torch.", "torchvision.")) and called not in SPECIAL_CALLS:
         return argument(node, "device")
     return None

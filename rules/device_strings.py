@@ -10,7 +10,15 @@ from tpumigrate.model import packages, parent
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import device_string, is_pure
-from ._devices import DeviceText, device_text, in_device_position, in_test_decorator, option_choices, quote
+from ._devices import (
+    DeviceText,
+    device_text,
+    in_device_position,
+    in_test_decorator,
+    option_choices,
+    quote,
+    registers_kernel,
+)
 
 
 @rule("TPU101", "device-string", anchors=("cuda", "xla"))
@@ -139,6 +147,16 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
     parser.add_argument("--device", choices=["cpu", "cuda", "tpu"], default="tpu")
     ```
 
+    ## Example: a kernel that is for CUDA
+    ```python
+    import torch
+    from my_kernels import scale_cuda
+
+    @torch.library.custom_op("mine::scale", mutates_args=(), device_types="cuda")
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return scale_cuda(x)
+    ```
+
     ## Not flagged
     ```python
     import torch
@@ -171,6 +189,14 @@ def device_string_rule(node: ast.Constant | ast.JoinedStr | ast.BinOp | ast.Call
     above = parent(node)
     if isinstance(above, ast.BinOp | ast.Attribute | ast.JoinedStr) and device_text(above, ctx):
         return  # part of a longer device string
+    if registers_kernel(found.node, ctx):
+        yield Report(
+            node,
+            "this is for kernels that run on CUDA: on a TPU the operator has none",
+            unfixed=f'register an implementation in PyTorch for "{ctx.device}" too',
+            severity="warning",
+        )
+        return
     if _is_compared(found.node, ctx):
         return  # devices with and without an index differ: TPU105 speaks
     place = in_device_position(found.node, ctx)

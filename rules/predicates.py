@@ -6,16 +6,17 @@ import ast
 from collections.abc import Iterator
 
 from tpumigrate.edits import Edit, Fix
-from tpumigrate.model import parent, statement
+from tpumigrate.model import class_of, parent, statement
 from tpumigrate.rule import Context, Report, rule
 
 from ._common import imports_torch
 from ._devices import in_test_decorator, is_annotation, quote
 
+_AUTOGRAD_FUNCTION = frozenset({"torch.autograd.Function", "torch.autograd.function.Function"})
 _ACCELERATORS = frozenset("cuda xpu npu mps mtia hpu mlu musa privateuseone ipu xla tpu".split())
 
 
-@rule("TPU105", "device-predicate", anchors=("is_cuda", "cuda"), keeps_cuda=True)
+@rule("TPU105", "device-predicate", anchors=("is_cuda", "cuda"))
 def device_predicate(
     node: ast.Attribute | ast.Compare | ast.Set | ast.Tuple | ast.List | ast.Dict | ast.Call, ctx: Context
 ) -> Iterator[Report]:
@@ -157,6 +158,18 @@ def device_predicate(
         return torch.relu(x)
     ```
 
+    ## Example: a step of autograd around a kernel
+    ```python
+    import torch
+    from my_ext import kernels
+
+    class Carafe(torch.autograd.Function):
+        @staticmethod
+        def backward(ctx, grad):
+            assert grad.is_cuda
+            return kernels.carafe_backward(grad)
+    ```
+
     ## Not flagged
     ```python
     import torch
@@ -177,7 +190,8 @@ def device_predicate(
     ```
 
     ## Fix safety
-    Safe: nothing changes for CUDA.
+    Safe. Sets and tables keep CUDA; an assertion then wants the target in its place, and stays as it is in a
+    `torch.autograd.Function`, in classes about CUDA by their name, and in a file that tells accelerators apart.
 
     ## References
     torch.Tensor.is_cuda, torch.device.type.
@@ -215,6 +229,10 @@ def _is_cuda(node: ast.Attribute, ctx: Context) -> Iterator[Report]:
     stmt = statement(node)
     _, end = ctx.source.span(node)
     if isinstance(stmt, ast.Assert) and (node is stmt.test or _only_conjunction(node, stmt.test)):
+        if _in_kernel(node, ctx):
+            why = "what follows is a step of autograd written by hand, which may call a CUDA kernel"
+            yield Report(node, "`is_cuda` is False on a TPU, and the assertion stops the program", unfixed=why)
+            return
         edit = Edit(end - len(node.attr), end, f'device.type == "{ctx.device}"')
         message = "`is_cuda` is False on a TPU, and the assertion stops the program"
         yield Report(node, message, Fix((edit,)))
@@ -229,6 +247,12 @@ def _is_cuda(node: ast.Attribute, ctx: Context) -> Iterator[Report]:
             unfixed="what it guards may be a CUDA kernel; decide whether the branch holds for the TPU",
             severity="info",
         )
+
+
+def _in_kernel(node: ast.AST, ctx: Context) -> bool:
+    """Whether a node is in a torch.autograd.Function, as code around compiled kernels is."""
+    owner = class_of(node)
+    return owner is not None and any(ctx.qualname(base) in _AUTOGRAD_FUNCTION for base in owner.bases)
 
 
 _MOVING = frozenset("cuda to cpu float half bfloat16 contiguous detach clone long int bool type_as size".split())
@@ -324,7 +348,7 @@ def _collection(node: ast.Set | ast.Tuple | ast.List, ctx: Context) -> Iterator[
     yield Report(
         node,
         f'these accelerators do not include the TPU ("{ctx.device}"): the question is answered with no there',
-        Fix((edit,)),
+        Fix((edit,), adds=True),
         severity="warning",
     )
 
@@ -363,7 +387,7 @@ def _table(node: ast.Dict, ctx: Context) -> Iterator[Report]:
     key_start = ctx.source.span(node.keys[-1])[0]  # type: ignore[arg-type]
     own_line = not ctx.source.text[ctx.source.line_start(key_start) : key_start].strip()
     separator = f",{ctx.source.newline}{ctx.source.indent(key_start)}" if own_line else ", "
-    yield Report(node, message, Fix((Edit(end, end, separator + entry),)), severity="warning")
+    yield Report(node, message, Fix((Edit(end, end, separator + entry),), adds=True), severity="warning")
 
 
 def _looked_up_by_device(node: ast.Dict, ctx: Context) -> bool:
